@@ -1,0 +1,95 @@
+"""Multi-head, multi-query and grouped-query attention: one class, n_kv_head decides.
+
+n_kv_head = n_head is multi-head attention (Vaswani et al. 2017): MultiHead = Concat(head_1 .. head_h) W_O with
+head_j = Attention(x W_j^Q, x W_j^K, x W_j^V). n_kv_head = 1 is multi-query (Shazeer 2019): all heads share one
+K and V. Anything between is grouped-query (Ainslie et al. 2023): query head j uses K/V head j // group.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attention.cache import LayerCache
+from attention.kernel import fused_attention, scratch_attention
+from attention.rotary import rotate
+
+
+class GroupedAttention(nn.Module):
+    """Causal self-attention, (B, T, n_embd) -> (B, T, n_embd)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.n_head, self.n_kv_head, self.head_dim = config.n_head, config.n_kv_head, config.head_dim
+        # The rows of w_q are the h small projections W_j^Q one under the other, head_dim rows each.
+        self.w_q = nn.Linear(config.n_embd, config.n_head * config.head_dim, bias=config.bias)
+        self.w_k = nn.Linear(config.n_embd, config.n_kv_head * config.head_dim, bias=config.bias)
+        self.w_v = nn.Linear(config.n_embd, config.n_kv_head * config.head_dim, bias=config.bias)
+        self.w_o = (
+            nn.Linear(config.n_head * config.head_dim, config.n_embd, bias=config.bias)
+            if config.w_o
+            else nn.Identity()
+        )
+        self.qk_norm = config.qk_norm
+        self.attention_dropout = config.attention_dropout
+        # Dropped attention weights exist only where weights exist: in the from-scratch path.
+        self.scratch = config.attention_path == "scratch" or config.attention_dropout > 0
+        self.weights_tap = nn.Identity()  # hook it to see, or to change, the (B, n_head, T, S) weights
+
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        B, T, _ = x.shape
+        q = self.w_q(x).view(B, T, self.n_head, self.head_dim).transpose(1, 2)  # (B, n_head, T, head_dim)
+        k = self.w_k(x).view(B, T, self.n_kv_head, self.head_dim).transpose(1, 2)  # (B, n_kv_head, T, head_dim)
+        v = self.w_v(x).view(B, T, self.n_kv_head, self.head_dim).transpose(1, 2)  # (B, n_kv_head, T, head_dim)
+        if self.qk_norm:  # without weights, so that every head layout keeps the same parameters
+            q, k = F.rms_norm(q, (self.head_dim,)), F.rms_norm(k, (self.head_dim,))
+        if rope is not None:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+        if cache is not None:
+            k, v = cache.append(k, v)  # (B, n_kv_head, S, head_dim)
+        if self.scratch:
+            dropout = self.attention_dropout if self.training else 0.0
+            heads = scratch_attention(q, k, v, dropout, self.weights_tap)
+        else:
+            heads = fused_attention(q, k, v)  # (B, n_head, T, head_dim)
+        heads = heads.transpose(1, 2).reshape(B, T, self.n_head * self.head_dim)  # concatenated
+        return self.w_o(heads)  # (B, T, n_embd)
+
+    # What a design tells the model about itself, before anything is allocated.
+
+    settings = frozenset({"n_head", "n_kv_head", "head_dim", "qk_norm", "w_o"})  # the fields it reads
+
+    @staticmethod
+    def resolve(config) -> dict[str, int]:
+        """The head layout with what was left unset filled in; ValueError for one that cannot be built."""
+        n_kv_head = config.n_kv_head or config.n_head
+        if config.n_head % n_kv_head:
+            raise ValueError(f"n_head {config.n_head} is not divisible by n_kv_head {n_kv_head}")
+        if config.head_dim is None and config.n_embd % config.n_head:
+            raise ValueError(
+                f"n_embd {config.n_embd} is not divisible by n_head {config.n_head}; set head_dim, or change one"
+            )
+        head_dim = config.head_dim or config.n_embd // config.n_head
+        if not config.w_o and config.n_head * head_dim != config.n_embd:
+            raise ValueError(
+                f"without w_o the heads must fill the width: n_head {config.n_head} x head_dim {head_dim} "
+                f"is not n_embd {config.n_embd}"
+            )
+        if config.positions == "rotary" and head_dim % 2:
+            raise ValueError(f"rotary positions turn pairs: head_dim {head_dim} is odd")
+        return {"n_kv_head": n_kv_head, "head_dim": head_dim}
+
+    @staticmethod
+    def rotary_width(config) -> int:
+        """How many numbers of a head rotary positions turn."""
+        return config.head_dim
+
+    @staticmethod
+    def cache_shapes(config) -> list[tuple[int, int]]:
+        """(heads, width) of what one layer caches for a token."""
+        return [(config.n_kv_head, config.head_dim)] * 2
+
+    @staticmethod
+    def score_width(config) -> int:
+        """Multiply-adds of one query with one key, plus those of one weight with one value, over all heads."""
+        return 2 * config.n_head * config.head_dim

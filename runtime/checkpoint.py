@@ -1,0 +1,150 @@
+"""Saving a run and reading it back. A save is whole or absent, and nothing in it can run code.
+
+A checkpoint is a folder: model.safetensors, optimizer.safetensors (not in `best`) and meta.json, which holds
+the settings, the tokenizer, the step, and the SHA-256 of the other files.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from data.tokenizer import Tokenizer
+from model import GPT, ModelConfig
+from runtime.errors import UserError
+from runtime.settings import build
+
+FORMAT = 1
+
+
+def save_checkpoint(
+    folder: Path, meta: dict[str, Any], weights: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor] | None
+) -> None:
+    """Write a checkpoint folder aside, sync it to the disk, and only then give it its name.
+
+    At every moment `folder`, or `folder`.old, is a whole checkpoint. OSError leaves the former one in place.
+    """
+    aside, old = folder.with_name(folder.name + ".tmp"), folder.with_name(folder.name + ".old")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        parts = {"model.safetensors": weights} | ({"optimizer.safetensors": optimizer} if optimizer else {})
+        sums = {}
+        for name, tensors in parts.items():
+            content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
+            sums[name] = hashlib.sha256(content).hexdigest()
+            _write_synced(aside / name, content)
+        meta = {"format": FORMAT, **meta, "sha256": sums}
+        _write_synced(aside / "meta.json", json.dumps(meta, indent=1).encode())
+        _sync_folder(aside)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    recover(folder)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(folder, old)  # no system replaces a folder in one step: `recover` mends a stop between these two
+    os.rename(aside, folder)
+    _sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """Give a checkpoint its name back if the machine stopped between the two renames of a save."""
+    old = folder.with_name(folder.name + ".old")
+    if old.exists() and not folder.exists():
+        os.rename(old, folder)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    if os.name == "posix":  # Windows cannot open a folder
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def find_checkpoint(run: str | Path, which: str = "last") -> Path:
+    """The folder of a run's checkpoint; `best` falls back to `last`. UserError if there is none."""
+    run = Path(run)
+    if not run.is_dir():
+        runs = sorted(path.parent.as_posix() for path in Path("runs").glob("*/settings.toml"))
+        raise UserError(f"no run in {run}" + (f"; there are {', '.join(runs)}" if runs else "; train one first"))
+    for name in dict.fromkeys((which, "last")):
+        folder = run / name
+        recover(folder)
+        if (folder / "meta.json").is_file():
+            return folder
+    raise UserError(f"{run} holds no checkpoint (no {which}/meta.json); the run stopped before its first save")
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """What meta.json of a checkpoint says; UserError if it is damaged or of another format."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        if meta["format"] != FORMAT:
+            raise UserError(f"{folder} has checkpoint format {meta['format']} and this version reads {FORMAT}")
+        for key, kind in {"step": int, "model": dict, "train": dict, "tokenizer": dict, "sha256": dict}.items():
+            if not isinstance(meta[key], kind):
+                raise TypeError(f"{key} is not {kind.__name__}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'meta.json'} is damaged ({error!r}); use another checkpoint") from None
+    return meta
+
+
+def read_tensors(folder: Path, name: str, meta: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """One safetensors file of a checkpoint, its checksum compared; UserError if it is missing or damaged."""
+    path = folder / name
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != meta["sha256"][name]:
+            raise UserError(f"{path} is damaged: its checksum is not the one in meta.json; use another checkpoint")
+        return safetensors.torch.load(content)
+    except (SafetensorError, KeyError, FileNotFoundError) as error:
+        raise UserError(f"{path} is damaged or missing ({error}); use another checkpoint") from None
+
+
+def load_weights(model: GPT, tensors: dict[str, torch.Tensor], source: Path) -> None:
+    """Copy tensors into the model's parameters; UserError names the first that does not fit."""
+    parameters = dict(model.named_parameters())
+    odd = sorted(parameters.keys() ^ tensors.keys())
+    if odd:
+        raise UserError(f"{source} does not fit the model: {odd[0]} is in only one of them")
+    for name, parameter in parameters.items():
+        if tensors[name].shape != parameter.shape:
+            shapes = f"{tuple(tensors[name].shape)} is not {tuple(parameter.shape)}"
+            raise UserError(f"{source} does not fit the model: {name} {shapes}")
+        parameter.data.copy_(tensors[name])
+
+
+def crop_positions(tensors: dict[str, torch.Tensor], block_size: int) -> dict[str, torch.Tensor]:
+    """Learned positions (and what an optimiser keeps of them) cut to a smaller block_size."""
+    return {
+        name: value[:block_size].clone() if name.startswith("embed_position.") and value.dim() == 2 else value
+        for name, value in tensors.items()
+    }
+
+
+def load_model(
+    run: str | Path, which: str = "best", device: str | torch.device = "cpu"
+) -> tuple[GPT, Tokenizer, dict[str, Any]]:
+    """A run's model, ready to be used, its tokenizer, and the checkpoint's meta; UserError if it cannot be read."""
+    folder = find_checkpoint(run, which)
+    meta = read_meta(folder)
+    (config,) = build((ModelConfig,), meta["model"])
+    tensors = read_tensors(folder, "model.safetensors", meta)
+    model = GPT(config)
+    load_weights(model, tensors, folder)
+    return model.to(device).eval(), Tokenizer.from_meta(meta["tokenizer"]), meta

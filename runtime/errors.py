@@ -1,0 +1,80 @@
+"""One place where a command ends: what went wrong, in a sentence, and the exit status that fits.
+
+Anything not named here is a fault of ours, and its traceback is what we want to see.
+"""
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+
+class UserError(Exception):
+    """The person's mistake, told in one finished sentence: exit status 2."""
+
+
+class EnvironmentFault(Exception):
+    """The machine's fault (disk, network, memory), told in one finished sentence: exit status 1."""
+
+
+WHAT_TO_DO = {
+    errno.ENOSPC: "the disk is full; free some space or choose a folder on another disk",
+    errno.EROFS: "the disk is read-only; choose another folder",
+    errno.EACCES: "permission denied; choose another place or change its permissions",
+    errno.EPERM: "not permitted; choose another place or change its permissions",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+    errno.ENOMEM: "out of memory; close other programs or ask for less at a time",
+    getattr(errno, "EDQUOT", -1): "your disk quota is used up; free some space",  # Windows has no quotas
+}
+
+
+def run(main: Callable[[list[str]], int | None]) -> NoReturn:
+    """Call main with the command line and exit with its status, or with 2, 1 or 130 and one sentence."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # a stream that a test or a notebook put there
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        status, message = main(sys.argv[1:]), None
+        sys.stdout.flush()  # so that a closed pipe or a full disk shows here, not after exit
+    except KeyboardInterrupt:
+        status, message = 130, "interrupted"
+    except Exception as error:
+        status, message = judge(error)
+        if status is None:
+            raise
+        if isinstance(error, OSError):
+            _drop_output()
+    if message is not None:
+        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def judge(error: Exception) -> tuple[int | None, str | None]:
+    """Exit status and sentence for an error; status None for a fault of ours, no sentence to stay quiet."""
+    # Neither data nor torch is imported for this: an error of theirs means that they are loaded.
+    data_error = getattr(sys.modules.get("data"), "DataError", UserError)
+    torch_oom = getattr(sys.modules.get("torch"), "OutOfMemoryError", MemoryError)
+    if isinstance(error, (UserError, data_error)):
+        return 2, str(error)
+    if isinstance(error, EnvironmentFault):
+        return 1, str(error)
+    if isinstance(error, BrokenPipeError):  # the reader, `head` for one, has seen enough
+        return 1, None
+    if isinstance(error, OSError):
+        told = WHAT_TO_DO.get(error.errno, error.strerror or str(error))
+        return 1, told if error.filename is None else f"{error.filename}: {told}"
+    if isinstance(error, (MemoryError, torch_oom)) or (
+        isinstance(error, RuntimeError)  # what torch raises on the CPU and on Apple's GPUs
+        and any(part in str(error) for part in ("can't allocate memory", "out of memory"))
+    ):
+        return 1, "out of memory; lower micro_batch_size or batch_size first, then block_size or n_embd"
+    return None, None
+
+
+def _drop_output() -> None:
+    """Point standard output at nothing, or Python fails once more when it flushes at exit."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

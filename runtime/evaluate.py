@@ -1,0 +1,73 @@
+"""The full pass: a loss that is a number of the model and the text, not a sample."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from data.tokenfile import TokenFile
+from model import GPT
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over targets, so that scores of parts add up to the score of the whole."""
+
+    nats: float
+    tokens: int
+    bytes: int
+
+    def __add__(self, other: "Score") -> "Score":
+        return Score(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per UTF-8 byte of the text, which compares tokenizers; nan where no target has bytes."""
+        return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+
+@torch.no_grad()
+def evaluate(
+    model: GPT,
+    tokens: TokenFile,
+    token_bytes: np.ndarray,
+    block_size: int,
+    batch_size: int,
+    start: int = 0,
+    stop: int | None = None,
+    autocast: contextlib.AbstractContextManager | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Score:
+    """Score the targets start + 1 .. stop of a split in non-overlapping windows of block_size tokens.
+
+    Every target counts once, the last window may be shorter, sums are float64, dropout is off; the result
+    does not depend on batch_size. `stop` is the last target's index (the whole split if unset). The first
+    token of a window is scored from the window's own beginning: a loss belongs to its block_size.
+    """
+    stop = min(stop or math.inf, len(tokens) - 1)
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    total = Score(0.0, 0, 0)
+    at = start
+    while at < stop:
+        rows = min(batch_size, (stop - at) // block_size) or 1
+        width = min(block_size, stop - at)
+        ids = tokens.read(at, rows * width + 1).astype(np.int64)
+        x, y = (torch.from_numpy(part).view(rows, width).to(device) for part in (ids[:-1], ids[1:]))
+        with autocast or contextlib.nullcontext():
+            losses = model(x, y, reduction="none")  # (rows * width,)
+        nats = losses.cpu().double().sum().item()  # mps has no float64
+        total += Score(nats, rows * width, int(token_bytes[ids[1:]].sum()))
+        at += rows * width
+        progress((at - start) / (stop - start))
+    model.train(was_training)
+    return total
