@@ -120,6 +120,10 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder-only language model. `seed` fixes the initial values."""
 
+    sinusoids: Tensor  # (block_size, n_embd)
+    rope_cos: Tensor  # (block_size, width / 2), as rope_sin
+    rope_sin: Tensor
+
     def __init__(self, config: ModelConfig, seed: int = 1):
         super().__init__()
         if config.vocab_size is None:

@@ -10,14 +10,11 @@
 import hashlib
 import math
 import os
-import re
-import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -37,6 +34,7 @@ from runtime.errors import EnvironmentFault, UserError, run
 from runtime.evaluate import Score, evaluate
 from runtime.logbook import Logbook
 from runtime.optim import learning_rate, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from runtime.runs import StopSignal, check_data, continued, new_folder
 from runtime.settings import as_dict, build, describe, parse, to_toml
 
 
@@ -54,7 +52,7 @@ class TrainConfig:
     optimizer: Literal["adamw"] = "adamw"
     learning_rate: float = 3e-3  # its peak
     schedule: Literal["linear", "cosine", "trapezoid"] = "linear"  # how it comes down
-    warmup_steps: int | None = None  # steps until the peak; unset = decay_steps / 20, at most 100
+    warmup_steps: int | None = None  # steps until the peak; unset = decay_steps / 10, at most 100
     decay_steps: int | None = None  # step at which it is down; unset = max_steps, and kept on resume
     final_lr: float = 0.05  # what is left of it then, as a share of the peak
     weight_decay: float = 0.1  # of matrices and tables
@@ -97,75 +95,71 @@ class TrainConfig:
         if self.resume and self.init_from:
             raise ValueError("resume goes on with a run and init_from begins a new one: give one of them")
         decay_steps = self.decay_steps or self.max_steps
-        warmup_steps = min(100, decay_steps // 20) if self.warmup_steps is None else self.warmup_steps
+        warmup_steps = min(100, decay_steps // 10) if self.warmup_steps is None else self.warmup_steps
         if warmup_steps > decay_steps:
             raise ValueError(f"warmup_steps {warmup_steps} is more than decay_steps {decay_steps}")
         object.__setattr__(self, "decay_steps", decay_steps)
         object.__setattr__(self, "warmup_steps", warmup_steps)
 
 
-MAY_CHANGE = {  # on --resume; anything else would make it another run
-    "resume", "eval_only", "max_steps", "eval_interval", "eval_tokens", "log_interval", "save_interval", "device",
-    "compile", "wandb", "wandb_project", "block_size",
-}  # fmt: skip
-MAY_DIFFER = {"block_size", "dropout", "attention_dropout", "attention_path"}  # of the model, on --init_from
-
-
 def main(argv: list[str]) -> int:
     """Train as the command line says; returns the exit status."""
+    # Settings: from files and flags, or from the checkpoint of the run that goes on.
     (model_config, config), given = parse(argv, ModelConfig, TrainConfig, prog="train.py", description=__doc__)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError("training on several processes is not supported yet; start train.py without torchrun")
-
-    source = meta = None
-    if config.resume or config.init_from:
-        source = find_checkpoint(config.resume or config.init_from, "last" if config.resume else "best")
+    former = config.resume or config.init_from  # the run whose weights this one begins with
+    if former:
+        source = find_checkpoint(former, "last" if config.resume else "best")
         meta = read_meta(source)
-        model_config, config = settings_from(meta, config, given)
+        model_config, config = continued((ModelConfig, TrainConfig), meta, given)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
+
+    # Data.
     dataset = open_or_prepare(config.dataset)
-    check_match(dataset, meta, config)
+    if former:
+        check_data(dataset, meta, former, exact=bool(config.resume) and not config.eval_only)
     model_config = with_vocabulary(model_config, dataset)
     config = with_batch(config, model_config.block_size)
+    windows = Windows(dataset.train, model_config.block_size, config.batch_size, config.seed)
+    Windows(dataset.val, model_config.block_size, 1, 0)  # refuses a validation split that is too short
+    tokens_per_step = config.batch_size * model_config.block_size
+    accumulation = config.batch_size // config.micro_batch_size
 
+    # Model and optimiser.
     torch.set_float32_matmul_precision("high")  # lets GPUs use TF32; changes nothing on a CPU
     model = GPT(model_config, config.seed).to(device)
     optimizer = make_optimizer(model, config)
-    step, best_loss = 0, math.inf
-    if source:
-        weights = crop_positions(read_tensors(source, "model.safetensors", meta), model_config.block_size)
-        load_weights(model, weights, source)
-    if config.resume:
-        step, best_loss = meta["step"], meta["best_loss"] or math.inf
-        if not config.eval_only:
-            state = crop_positions(read_tensors(source, "optimizer.safetensors", meta), model_config.block_size)
-            load_optimizer_tensors(model, optimizer, state)
     compiled = config.compile if config.compile is not None else device.type == "cuda"
     forward = torch.compile(model) if compiled else model
+    step, best_loss = 0, math.inf
+    if former:
+        tensors = read_tensors(source, "model.safetensors", meta)
+        load_weights(model, crop_positions(tensors, model_config.block_size), source)
+    if config.resume:
+        step, best_loss = meta["step"], meta["best_loss"] or math.inf
+        tensors = read_tensors(source, "optimizer.safetensors", meta)
+        load_optimizer_tensors(model, optimizer, crop_positions(tensors, model_config.block_size))
 
-    def score(start: int = 0, stop: int | None = None, progress=lambda share: None) -> Score:
-        """Loss on a part of the validation split."""
+    def score(start: int = 0, stop: int | None = None) -> Score:
         return evaluate(
             model, dataset.val, dataset.tokenizer.token_bytes, model_config.block_size, config.micro_batch_size,
-            start, stop, autocast(device, dtype), progress,
+            start, stop, autocast(device, dtype), log.evaluating if log else None,
         )  # fmt: skip
 
+    log = None
     if config.eval_only:
         result = score()
-        print(
-            f"{config.resume} at step {step}: val loss {result.loss:.4f} nats/token, {result.bits_per_byte:.4f} "
-            f"bits/byte, {result.tokens:,} tokens in windows of {model_config.block_size}"
-        )
+        print(f"{former} at step {step}: val loss {result} in windows of {model_config.block_size}")
         return 0
 
-    windows = Windows(dataset.train, model_config.block_size, config.batch_size, config.seed)
-    Windows(dataset.val, model_config.block_size, 1, 0)  # refuses a validation split that is too short
-    out_dir = Path(config.resume) if config.resume else new_folder(config, model_config, argv)
-    tokens_per_step = config.batch_size * model_config.block_size
-    accumulation = config.batch_size // config.micro_batch_size
-    (out_dir / "settings.toml").write_text(to_toml(model_config, config), encoding="utf-8")
+    # The run's folder and its log.
     stop = StopSignal()
+    files = [Path(word).stem for word in argv if word.endswith(".toml")]
+    name = "-".join(files) or "mha"
+    out_dir = Path(config.resume) if config.resume else new_folder(config.out_dir, name, config.overwrite)
+    (out_dir / "settings.toml").write_text(to_toml(model_config, config), encoding="utf-8")
     log = Logbook(
         out_dir, start_step=step, max_steps=config.max_steps, tokens_per_step=tokens_per_step, wandb=config.wandb,
         wandb_project=config.wandb_project, settings=as_dict(model_config, config),
@@ -174,113 +168,96 @@ def main(argv: list[str]) -> int:
     log.note(
         f"{model.num_parameters():,} parameters ({model.num_parameters(embeddings=False):,} without embeddings), "
         f"{model.flops_per_token():,} training FLOPs and {model.cache_bytes_per_token():,} cache bytes a token\n"
-        f"{dataset.name}: {len(dataset.train):,} training tokens, {tokens_per_step:,} a step "
-        f"({config.max_steps * tokens_per_step / len(dataset.train):.1f} passes), on {describe_device(device, dtype, compiled)}\n"
-        f"{out_dir}: " + (f"going on from step {step}" if config.resume else "a new run")
-    )
+        f"{dataset.name}: {len(dataset.train):,} training tokens, {tokens_per_step:,} a step, "
+        f"{config.max_steps * tokens_per_step / len(dataset.train):.1f} passes\n"
+        f"{describe_device(device, dtype, compiled)}; " + (f"going on from step {step} in" if step else "a new run in")
+        + f" {out_dir}"
+    )  # fmt: skip
 
-    def save(name: str, loss: float | None = None) -> None:
+    def save(name: str, val_loss: float | None = None) -> None:
         with log.pause():
-            saved = {
-                "step": step, "tokens": step * tokens_per_step, "best_loss": best_loss if step and best_loss < math.inf else None,
-                "val_loss": loss, "model": as_dict(model_config), "train": as_dict(config),
-                "tokenizer": dataset.tokenizer.to_meta(), "dataset": {"name": dataset.name, "fingerprint": dataset.fingerprint},
-            }  # fmt: skip
-            state = optimizer_tensors(model, optimizer) if name == "last" else None
-            save_checkpoint(out_dir / name, saved, dict(model.named_parameters()), state)
+            state = {
+                "step": step,
+                "best_loss": best_loss if best_loss < math.inf else None,
+                "val_loss": val_loss,
+                "model": as_dict(model_config),
+                "train": as_dict(config),
+                "tokenizer": dataset.tokenizer.to_meta(),
+                "dataset": {"name": dataset.name, "fingerprint": dataset.fingerprint},
+            }
+            moments = optimizer_tensors(model, optimizer) if name == "last" else None
+            save_checkpoint(out_dir / name, state, dict(model.named_parameters()), moments)
 
     def record(result: Score) -> None:
-        log.log(
-            step, step * tokens_per_step, val_loss=result.loss, val_bits_per_byte=result.bits_per_byte,
-            val_tokens=result.tokens,
-        )  # fmt: skip
+        values = {"val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte, "val_tokens": result.tokens}
+        log.log(step, step * tokens_per_step, **values)
 
-    unchecked: list[torch.Tensor] = []  # (loss, gradient norm) of the steps since the last look at them
+    unseen: list[torch.Tensor] = []  # (loss, gradient norm) of every step since `look` was called
 
     def look() -> float:
-        """The last step's loss; stops the run if a step since the last look was not finite."""
-        values = torch.stack(unchecked).tolist()  # the one place where a GPU has to be waited for
-        for i, (loss, norm) in enumerate(values):
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                bad = step - len(values) + i + 1
+        """The last step's loss. A GPU is waited for here only, so here a run that has diverged ends."""
+        values = torch.stack(unseen).tolist()
+        for number, (loss, norm) in enumerate(values, step - len(values) + 1):
+            if not math.isfinite(loss + norm):
                 raise EnvironmentFault(
-                    f"step {bad}: loss {loss}, gradient norm {norm}: training has diverged; the last good checkpoint "
-                    f"is kept in {out_dir}; lower learning_rate {config.learning_rate:g} or raise warmup_steps"
+                    f"step {number}: the loss is {loss} and its gradient's norm {norm}: training has diverged; the "
+                    f"last good checkpoint is kept in {out_dir}; lower learning_rate {config.learning_rate:g} or "
+                    f"raise warmup_steps {config.warmup_steps}"
                 )
-        unchecked.clear()
+        unseen.clear()
         return values[-1][0]
 
     try:
         while True:
-            done = step >= config.max_steps
-            if stop.signal is None and step > 0 and (done or step % config.eval_interval == 0):
+            # Evaluate what was saved before. A resumed run comes by here again, with the same result.
+            if step > 0 and not stop.number and (step == config.max_steps or step % config.eval_interval == 0):
                 with log.pause():
-                    short = min(config.eval_tokens, len(dataset.val) - 1)
-                    short = max(1, short // model_config.block_size) * model_config.block_size  # whole windows
-                    result = score(0, short, log.evaluating)
+                    whole = len(dataset.val) - 1  # targets in the split
+                    windows_in_part = max(1, min(config.eval_tokens, whole) // model_config.block_size)
+                    part = windows_in_part * model_config.block_size
+                    result = score(0, part)
                     if step % config.eval_interval == 0:
                         record(result)
                     if result.loss < best_loss:
                         best_loss = result.loss
-                        save("best", result.loss)
-                    if done:
-                        if short < len(dataset.val) - 1:
-                            result += score(short, None, log.evaluating)
-                        record(result)
-            if done or stop.signal:
+                        save("best", best_loss)
+                    if step == config.max_steps:
+                        record(result + score(part) if part < whole else result)
+            if step >= config.max_steps or stop.number:
                 break
 
+            # One step: the batch in slices, the mean of their losses, one update.
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config)
             loss = torch.zeros((), device=device)
             for micro in range(accumulation):
-                torch.manual_seed(stable_seed(config.seed, step, micro))  # dropout: a function of the step alone
+                torch.manual_seed(stable_seed(config.seed, step, micro))  # dropout: a function of these alone
                 rows = slice(micro * config.micro_batch_size, (micro + 1) * config.micro_batch_size)
-                x, y = (t.to(device, non_blocking=True) for t in windows.batch(step, rows))  # (rows, block_size)
+                x, y = (t.to(device) for t in windows.batch(step, rows))  # (micro_batch_size, block_size)
                 with autocast(device, dtype):
-                    part = forward(x, y) / accumulation
-                part.backward()
-                loss += part.detach()
+                    micro_loss = forward(x, y) / accumulation
+                micro_loss.backward()
+                loss += micro_loss.detach()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            unseen.append(torch.stack((loss, norm)))
             step += 1
 
-            unchecked.append(torch.stack((loss, norm)))
             log.tick(step)
-            saving = step % config.save_interval == 0 or step == config.max_steps or stop.signal
             if step == 1 or step % config.log_interval == 0:
-                row = {"train_loss": look(), "lr": optimizer.param_groups[0]["lr"]}
-                log.log(step, step * tokens_per_step, **row)
-            if saving:
-                if unchecked:
+                log.log(step, step * tokens_per_step, train_loss=look(), lr=learning_rate(step - 1, config))
+            if step % config.save_interval == 0 or step == config.max_steps or stop.number:
+                if unseen:
                     look()
-                save("last")
+                save("last")  # before the evaluation, so that a stop there loses nothing
     finally:
         log.close()
-    if stop.signal:
+    if stop.number:
         print(f"stopped after step {step}; go on with: python train.py --resume {out_dir}")
-        return 128 + stop.signal
+        return 128 + stop.number
     print(f"done; write text with: python sample.py {out_dir}")
     return 0
-
-
-def settings_from(meta: dict[str, Any], config: TrainConfig, given: dict[str, Any]) -> tuple[ModelConfig, TrainConfig]:
-    """The settings of a resumed or continued run: the checkpoint's, and of the given ones those that may change."""
-    model = {key: value for key, value in meta["model"].items() if key != "vocab_size" or config.resume}
-    if config.resume:
-        allowed = MAY_CHANGE | {"dataset"} if config.eval_only else MAY_CHANGE
-        saved, what = meta["train"] | {"overwrite": False, "init_from": None}, "resume"
-    else:
-        allowed = MAY_DIFFER | set(as_dict(config))
-        saved, what = {}, "init_from"
-    for name in given:
-        if name not in allowed:
-            raise UserError(f"{name} cannot change with --{what}: the checkpoint has {(model | saved).get(name)}")
-    if given.get("block_size", 0) > model["block_size"]:
-        raise UserError(f"block_size can shrink but not grow: {given['block_size']} is more than {model['block_size']}")
-    values = meta["model"] | saved | given
-    return build((ModelConfig, TrainConfig), values)
 
 
 def open_or_prepare(name: str) -> Dataset:
@@ -292,25 +269,8 @@ def open_or_prepare(name: str) -> Dataset:
     return open_dataset(name)
 
 
-def check_match(dataset: Dataset, meta: dict[str, Any] | None, config: TrainConfig) -> None:
-    """UserError if the data are not those that the checkpoint was trained on, or not in its tokens."""
-    if meta is None:
-        return
-    run = config.resume or config.init_from
-    if dataset.tokenizer.to_meta() != meta["tokenizer"]:
-        raise UserError(
-            f"data set {dataset.name} (tokenizer {dataset.tokenizer.kind}, {dataset.vocab_size} ids) is not in the "
-            f"tokens of {run} (tokenizer {meta['tokenizer'].get('kind')}): prepare the text with that tokenizer"
-        )
-    if config.resume and not config.eval_only and dataset.fingerprint != meta["dataset"]["fingerprint"]:
-        raise UserError(
-            f"data set {dataset.name} has changed since {run} was trained on it: prepare it as it was, or begin a "
-            f"new run from these weights with --init_from {run}"
-        )
-
-
 def with_vocabulary(model_config: ModelConfig, dataset: Dataset) -> ModelConfig:
-    """The model's settings with the vocabulary filled in; UserError if the data hold ids beyond it."""
+    """The model's settings with vocab_size filled in; UserError if the data hold ids beyond it."""
     vocab_size = model_config.vocab_size or dataset.vocab_size
     highest = max(dataset.vocab_size - 1, dataset.train.max_id(), dataset.val.max_id())
     if highest >= vocab_size:
@@ -320,62 +280,23 @@ def with_vocabulary(model_config: ModelConfig, dataset: Dataset) -> ModelConfig:
 
 def with_batch(config: TrainConfig, block_size: int) -> TrainConfig:
     """The run's settings with the batch in sequences; UserError if it does not divide."""
-    values = as_dict(config)
+    batch_size = config.batch_size or 16
     if config.batch_tokens:
-        size, rest = divmod(config.batch_tokens, block_size)
-        if rest or config.batch_size not in (None, size):
-            raise UserError(
-                f"batch_tokens {config.batch_tokens} is not "
-                + (f"a multiple of block_size {block_size}" if rest else f"batch_size {config.batch_size} x {block_size}")
-            )
-        values |= {"batch_size": size, "batch_tokens": None}
-    batch_size = values["batch_size"] or 16
+        batch_size, rest = divmod(config.batch_tokens, block_size)
+        if rest or not batch_size:
+            raise UserError(f"batch_tokens {config.batch_tokens} is not a multiple of block_size {block_size}")
+        if config.batch_size not in (None, batch_size):
+            raise UserError(f"batch_tokens {config.batch_tokens} is not batch_size {config.batch_size} x {block_size}")
     micro = config.micro_batch_size or batch_size
     if batch_size % micro:
         raise UserError(f"batch_size {batch_size} is not divisible by micro_batch_size {micro}")
-    return build((TrainConfig,), values | {"batch_size": batch_size, "micro_batch_size": micro})[0]
-
-
-def new_folder(config: TrainConfig, model_config: ModelConfig, argv: list[str]) -> Path:
-    """The folder of a new run, made; UserError if it holds a run that may not be replaced."""
-    if config.out_dir is None:
-        files = [Path(word).stem for word in argv if word.endswith(".toml")]
-        heads = "mha" if model_config.n_kv_head == model_config.n_head else f"kv{model_config.n_kv_head}"
-        name = "-".join(files) or heads
-        taken = [int(m[1]) for p in Path("runs").glob("*") if (m := re.fullmatch(rf"{re.escape(name)}-(\d+)", p.name))]
-        folder = Path("runs") / f"{name}-{max(taken, default=0) + 1}"
-    else:
-        folder = Path(config.out_dir)
-    parts = [folder / part for part in ("settings.toml", "metrics.jsonl", "last", "best", "last.old", "best.old")]
-    if any(part.exists() for part in parts):
-        if not config.overwrite:
-            raise UserError(
-                f"{folder} holds a run already; --resume {folder} goes on with it, --overwrite replaces it, "
-                "or choose another --out_dir"
-            )
-        for part in parts:
-            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    sizes = {"batch_size": batch_size, "batch_tokens": None, "micro_batch_size": micro}
+    return build((TrainConfig,), as_dict(config) | sizes)[0]
 
 
 def stable_seed(*parts: int) -> int:
     """A 63-bit seed that is a function of the parts and of nothing else."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
-
-
-class StopSignal:
-    """Ctrl-C and SIGTERM, noted so that the step can be finished; a second one ends the process at once."""
-
-    def __init__(self):
-        self.signal: int | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.note)
-
-    def note(self, number: int, frame: Any) -> None:
-        self.signal = number
-        for again in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(again, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """What decoding keeps of the tokens already seen."""
 
-import torch
 from torch import Tensor
 
 

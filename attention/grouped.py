@@ -5,6 +5,8 @@ head_j = Attention(x W_j^Q, x W_j^K, x W_j^V). n_kv_head = 1 is multi-query (Sha
 K and V. Anything between is grouped-query (Ainslie et al. 2023): query head j uses K/V head j // group.
 """
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,7 +18,7 @@ from attention.rotary import rotate
 class GroupedAttention(nn.Module):
     """Causal self-attention, (B, T, n_embd) -> (B, T, n_embd)."""
 
-    def __init__(self, config):
+    def __init__(self, config: Any):  # a ModelConfig, which stands above this folder
         super().__init__()
         self.n_head, self.n_kv_head, self.head_dim = config.n_head, config.n_kv_head, config.head_dim
         # The rows of w_q are the h small projections W_j^Q one under the other, head_dim rows each.
@@ -60,7 +62,7 @@ class GroupedAttention(nn.Module):
     settings = frozenset({"n_head", "n_kv_head", "head_dim", "qk_norm", "w_o"})  # the fields it reads
 
     @staticmethod
-    def resolve(config) -> dict[str, int]:
+    def resolve(config: Any) -> dict[str, int]:
         """The head layout with what was left unset filled in; ValueError for one that cannot be built."""
         n_kv_head = config.n_kv_head or config.n_head
         if config.n_head % n_kv_head:
@@ -80,16 +82,16 @@ class GroupedAttention(nn.Module):
         return {"n_kv_head": n_kv_head, "head_dim": head_dim}
 
     @staticmethod
-    def rotary_width(config) -> int:
+    def rotary_width(config: Any) -> int:
         """How many numbers of a head rotary positions turn."""
         return config.head_dim
 
     @staticmethod
-    def cache_shapes(config) -> list[tuple[int, int]]:
+    def cache_shapes(config: Any) -> list[tuple[int, int]]:
         """(heads, width) of what one layer caches for a token."""
         return [(config.n_kv_head, config.head_dim)] * 2
 
     @staticmethod
-    def score_width(config) -> int:
+    def score_width(config: Any) -> int:
         """Multiply-adds of one query with one key, plus those of one weight with one value, over all heads."""
         return 2 * config.n_head * config.head_dim

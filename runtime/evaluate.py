@@ -33,6 +33,9 @@ class Score:
         """Bits per UTF-8 byte of the text, which compares tokenizers; nan where no target has bytes."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
+    def __str__(self) -> str:
+        return f"{self.loss:.4f} nats/token, {self.bits_per_byte:.4f} bits/byte, {self.tokens:,} tokens"
+
 
 @torch.no_grad()
 def evaluate(
@@ -44,7 +47,7 @@ def evaluate(
     start: int = 0,
     stop: int | None = None,
     autocast: contextlib.AbstractContextManager | None = None,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Callable[[float], None] | None = None,
 ) -> Score:
     """Score the targets start + 1 .. stop of a split in non-overlapping windows of block_size tokens.
 
@@ -52,7 +55,7 @@ def evaluate(
     does not depend on batch_size. `stop` is the last target's index (the whole split if unset). The first
     token of a window is scored from the window's own beginning: a loss belongs to its block_size.
     """
-    stop = min(stop or math.inf, len(tokens) - 1)
+    stop = min(stop or len(tokens), len(tokens) - 1)
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -68,6 +71,7 @@ def evaluate(
         nats = losses.cpu().double().sum().item()  # mps has no float64
         total += Score(nats, rows * width, int(token_bytes[ids[1:]].sum()))
         at += rows * width
-        progress((at - start) / (stop - start))
+        if progress:
+            progress((at - start) / (stop - start))
     model.train(was_training)
     return total

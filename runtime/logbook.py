@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
-KEYS = ("step", "tokens", "train_loss", "val_loss", "val_bits_per_byte", "lr", "tokens_per_s", "elapsed")
+KEYS = ("step", "tokens", "train_loss", "val_loss", "val_bits_per_byte", "val_tokens", "lr", "tokens_per_s", "elapsed")
 WARM_UP_STEPS = 5  # compilation and first touches of memory are not the speed of training
 REFRESH_SECONDS = 0.2
 WANDB_SECONDS = 30  # the longest that wandb may hold up the start or the end of a run
@@ -23,7 +23,8 @@ WANDB_SECONDS = 30  # the longest that wandb may hold up the start or the end of
 class Logbook:
     """Writes down and shows what happens in a run. Its clock starts when it is made.
 
-    Rows of metrics.jsonl after `start_step` belong to steps that were never saved: they are dropped, and
+    Rows of metrics.jsonl after `start_step` belong to steps that were never saved: they are dropped, as are
+    evaluations at `start_step`, which come after its save and are made again, and
     `elapsed`, the seconds of training without what happens under `pause`, goes on from the last row kept.
     With `quiet` everything is written and nothing shown.
     """
@@ -128,7 +129,8 @@ class Logbook:
         where = f"step {self.step}/{self.max_steps}"
         if "val_loss" in values:
             bits = f" ({values['val_bits_per_byte']:.3f} bits/byte)" if "val_bits_per_byte" in values else ""
-            self.note(f"{where} | val loss {values['val_loss']:.4f}{bits}")
+            tokens = f" over {values['val_tokens']:,} tokens" if "val_tokens" in values else ""
+            self.note(f"{where} | val loss {values['val_loss']:.4f}{bits}{tokens}")
         if "train_loss" in values:
             words = {"train_loss": "loss {:.4f}", "lr": "lr {:.2e}", "tokens_per_s": "{:,.0f} tokens/s"}
             self._status = " | ".join(words[key].format(values[key]) for key in words if key in values)
@@ -152,7 +154,7 @@ class Logbook:
             self._live.refresh()
 
     def _bar(self) -> Table:
-        columns = Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True)
+        columns = Column(no_wrap=True), Column(), Column(no_wrap=True)
         line = Table.grid(*columns, padding=(0, 1), expand=True)
         right = self._doing or (self._status + self._time_left()).removeprefix(" | ")
         bar = ProgressBar(total=self.max_steps, completed=self.step)
@@ -194,7 +196,7 @@ class Logbook:
 
 
 def _keep_rows(path: Path, last_step: int) -> float:
-    """Drop rows after last_step and a torn line; return the elapsed seconds of the last row kept."""
+    """Drop rows after last_step, evaluations at it, and a torn line; return the elapsed seconds of the last row kept."""
     kept, elapsed = [], 0.0
     content = path.read_bytes() if path.exists() else b""
     for line in content.splitlines():
@@ -202,7 +204,7 @@ def _keep_rows(path: Path, last_step: int) -> float:
             row = json.loads(line)
         except ValueError:
             continue
-        if row["step"] <= last_step:
+        if row["step"] < last_step or (row["step"] == last_step and "val_loss" not in row):
             kept.append(line + b"\n")
             elapsed = row.get("elapsed", elapsed)
     if b"".join(kept) != content:

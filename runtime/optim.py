@@ -1,13 +1,14 @@
 """The optimiser and its learning rate."""
 
 import math
+from typing import Any
 
 import torch
 
 from model import GPT
 
 
-def make_optimizer(model: GPT, config) -> torch.optim.Optimizer:
+def make_optimizer(model: GPT, config: Any) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019); matrices and tables decay, vectors (norms, biases) do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -20,7 +21,7 @@ def make_optimizer(model: GPT, config) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused)
 
 
-def learning_rate(step: int, config) -> float:
+def learning_rate(step: int, config: Any) -> float:
     """The rate of the step that follows `step` finished ones: up to the peak in warmup_steps, above zero from
     the first step on, then down to final_lr times the peak at decay_steps, where it stays.
 

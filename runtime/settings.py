@@ -157,8 +157,8 @@ def read_toml(file: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # Windows editors put a mark in front
     except FileNotFoundError:
-        near = {p.name: p for p in [*Path("config").rglob("*.toml"), *path.parent.glob("*.toml")]}
-        close = difflib.get_close_matches(path.name, near, 1)
+        near = {p.stem: p for p in [*Path("config").rglob("*.toml"), *path.parent.glob("*.toml")]}
+        close = difflib.get_close_matches(path.stem, near, 1)
         hint = f"; did you mean {near[close[0]].as_posix()}?" if close else ""
         raise UserError(f"{file}: no such file{hint}") from None
     except IsADirectoryError:

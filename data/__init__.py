@@ -1,0 +1,77 @@
+"""Text to token files to batches. A prepared data set lies in data/NAME: train.bin, val.bin, meta.json."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.tokenfile import DataError, TokenFile
+from data.tokenizer import Tokenizer
+
+__all__ = ["DataError", "Dataset", "dataset_path", "fingerprint", "open_dataset"]
+
+HERE = Path(__file__).resolve().parent
+FILES = ("train.bin", "val.bin", "meta.json")
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared data set: both splits, the tokenizer that made them, and everything meta.json says."""
+
+    name: str
+    path: Path
+    train: TokenFile
+    val: TokenFile
+    tokenizer: Tokenizer
+    meta: dict[str, Any]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the tokenizer and the ids of both splits, taken when they were written."""
+        return self.meta["fingerprint"]
+
+
+def fingerprint(tokenizer: Tokenizer, train_sha256: str, val_sha256: str) -> str:
+    """SHA-256 that two data sets share only if their tokenizers and their ids are the same."""
+    text = json.dumps([tokenizer.to_meta(), train_sha256, val_sha256], sort_keys=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def dataset_path(name: str) -> Path:
+    """Folder of a data set: data/NAME for a plain name, the path itself for a name with a separator."""
+    if "/" in name or "\\" in name:
+        return Path(name)
+    plain = re.fullmatch(r"(?!__)\w[\w.-]*", name, flags=re.ASCII)
+    if not plain or (HERE / f"{name}.py").exists():  # the code lies beside the data
+        raise DataError(f"{name!r} cannot name a data set: take letters, digits, '-', '_', '.', no module")
+    return HERE / name
+
+
+def open_dataset(name: str) -> Dataset:
+    """The prepared data set NAME; DataError if there is none or a part of it is damaged."""
+    path = dataset_path(name)
+    if not (path / "meta.json").is_file():
+        ready = ", ".join(sorted(file.parent.name for file in HERE.glob("[!.]*/meta.json"))) or "none"
+        raise DataError(f"no data set in {path} (prepared so far: {ready}): run python prepare.py {name}")
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        if meta["format"] != FORMAT:
+            raise DataError(f"{path} has format {meta['format']} where {FORMAT} is read: prepare it again")
+        tokenizer = Tokenizer.from_meta(meta["tokenizer"])
+        counts = [meta["splits"][split]["tokens"] for split in ("train", "val")]
+        meta["fingerprint"].encode("ascii")
+    except DataError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path / 'meta.json'} is damaged ({error!r}): prepare the data set again") from None
+    dataset = Dataset(name, path, TokenFile(path / "train.bin"), TokenFile(path / "val.bin"), tokenizer, meta)
+    if [len(dataset.train), len(dataset.val)] != counts:
+        raise DataError(f"{path}: meta.json does not belong to its token files: prepare the data set again")
+    return dataset

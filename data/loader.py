@@ -1,0 +1,47 @@
+"""Training batches as a pure function of (data, seed, step)."""
+
+import numpy as np
+import torch
+
+from data.tokenfile import DataError, TokenFile
+
+
+class Windows:
+    """Windows of `block_size` tokens, drawn without replacement within a pass over the split.
+
+    Pass p has an offset and an order of its own, drawn from (seed, p); window i of a pass starts at
+    offset + i * block_size. Row r of step s is sample s * batch_size + r of the endless sequence of passes.
+    DataError if the split is too short for one window and its targets.
+    """
+
+    def __init__(self, tokens: TokenFile, block_size: int, batch_size: int, seed: int):
+        if len(tokens) <= block_size:
+            raise DataError(
+                f"{tokens.path} has {len(tokens):,} tokens and block_size {block_size:,} needs at least "
+                f"{block_size + 1:,}: prepare a longer text or lower block_size"
+            )
+        self.tokens, self.block_size, self.batch_size, self.seed = tokens, block_size, batch_size, seed
+        self.per_pass = max(1, (len(tokens) - block_size) // block_size)
+        self._passes: dict[int, tuple[int, np.ndarray]] = {}
+
+    def batch(self, step: int, rows: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets (the next tokens) of a step, both int64 (n_rows, block_size).
+
+        `rows` selects rows of the batch: ranks and micro-batches take slices of one and the same batch.
+        """
+        samples = range(step * self.batch_size, (step + 1) * self.batch_size)[rows]
+        block = np.empty((len(samples), self.block_size + 1), dtype=np.int64)
+        for row, sample in enumerate(samples):
+            block[row] = self.tokens.read(self._start(sample), self.block_size + 1)
+        both = torch.from_numpy(block)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+    def _start(self, sample: int) -> int:
+        number, place = divmod(sample, self.per_pass)
+        if number not in self._passes:  # a batch may straddle two passes: keep one earlier pass at most
+            self._passes = dict(list(self._passes.items())[-1:])
+            random = np.random.default_rng((self.seed, number))
+            offset = int(random.integers(len(self.tokens) - self.per_pass * self.block_size))
+            self._passes[number] = offset, random.permutation(self.per_pass)
+        offset, order = self._passes[number]
+        return offset + int(order[place]) * self.block_size

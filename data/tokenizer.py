@@ -1,0 +1,181 @@
+"""Tokenizers: text to ids and back, each of them stored whole in a JSON object."""
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from data.tokenfile import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+# Where bpe and gpt2 may merge: GPT-2's pattern as tiktoken writes it. No match of it runs from a character
+# that is not white space into one that is, so that safe_cut() can take a long text apart.
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+
+class Tokenizer:
+    """What the kinds share: `table`, the bytes of every id, empty for the end of a text.
+
+    `end_id` is the id written after each document, always the last one; None where there is none.
+    """
+
+    kind: str
+    safe_cut: Callable[[str], int] = staticmethod(len)  # where a text may be cut and give the same ids
+
+    def __init__(self, table: list[bytes], end: bool):
+        self.end_id = len(table) if end else None
+        self.table = table + [b""] * end
+        self.vocab_size = len(self.table)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of a text, (n,), the end of a text never among them; DataError for unknown characters."""
+        raise NotImplementedError
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """Bytes of the ids; ids outside the vocabulary give nothing."""
+        return b"".join(self.table[i] for i in map(int, ids) if 0 <= i < self.vocab_size)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids; bytes that are no UTF-8 become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    @cached_property
+    def token_bytes(self) -> np.ndarray:
+        """Number of UTF-8 bytes of each id, int64 (vocab_size,)."""
+        return np.array([len(token) for token in self.table], dtype=np.int64)
+
+    def unknown(self, text: str) -> list[str]:
+        """Characters of the text that `encode` refuses, each once, in order of appearance."""
+        return [c for c in dict.fromkeys(text) if "\ud800" <= c <= "\udfff"]  # half characters, not text
+
+    def to_meta(self) -> dict[str, Any]:
+        """A JSON object from which `from_meta` makes this tokenizer again, without any other file."""
+        return {"kind": self.kind, "end": self.end_id is not None}
+
+    @staticmethod
+    def from_meta(meta: dict[str, Any]) -> "Tokenizer":
+        """The tokenizer that `to_meta` described; DataError if the description is damaged."""
+        try:
+            kind, end = meta["kind"], meta["end"]
+            if kind == "char":
+                return CharTokenizer(meta["characters"], end)
+            if kind == "byte":
+                return ByteTokenizer(end)
+            if kind in ("bpe", "gpt2"):
+                tokens = [base64.b64decode(token, validate=True) for token in meta["tokens"].split()]
+                return BpeTokenizer(tokens, end, kind)
+            raise ValueError(f"unknown kind {kind!r}")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"the stored tokenizer is damaged ({error}): prepare the data again") from None
+
+    def _refuse(self, text: str) -> DataError:
+        characters = ", ".join(repr(c) for c in self.unknown(text)[:10])
+        return DataError(f"the {self.kind} tokenizer does not know {characters}: use text without them")
+
+
+class CharTokenizer(Tokenizer):
+    """One id for each character, in the order given."""
+
+    kind = "char"
+
+    def __init__(self, characters: Iterable[str], end: bool = False):
+        self.characters = "".join(characters)
+        super().__init__([c.encode("utf-8") for c in self.characters], end)
+        codes = [ord(c) for c in self.characters]
+        self._ids = np.full(max(codes, default=0) + 2, -1, dtype=np.int32)  # by code point, -1 unknown
+        self._ids[codes] = np.arange(len(codes))
+
+    def encode(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+        ids = self._ids[np.minimum(codes, len(self._ids) - 1)]  # the last place is always unknown
+        if ids.size and ids.min() < 0:
+            raise self._refuse(text)
+        return ids
+
+    def unknown(self, text: str) -> list[str]:
+        known = set(self.characters)
+        return [c for c in dict.fromkeys(text) if c not in known]
+
+    def to_meta(self) -> dict[str, Any]:
+        return super().to_meta() | {"characters": self.characters}
+
+
+class ByteTokenizer(Tokenizer):
+    """One id for each of the 256 bytes of UTF-8."""
+
+    kind = "byte"
+
+    def __init__(self, end: bool = False):
+        super().__init__([bytes([b]) for b in range(256)], end)
+
+    def encode(self, text: str) -> np.ndarray:
+        try:
+            return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+        except UnicodeEncodeError:
+            raise self._refuse(text) from None
+
+
+def safe_cut(text: str) -> int:
+    """The last place where PATTERN splits whatever comes before and after the text; 0 if there is none."""
+    for start in (max(0, len(text) - 4096), 0):
+        if places := [match.start() for match in re.finditer(r"(?<=\S)[ \n]", text[start:])]:
+            return start + places[-1]
+    return 0
+
+
+class BpeTokenizer(Tokenizer):
+    """Byte pair encoding by tiktoken; the id of a token is its place in `tokens`, which is its rank."""
+
+    safe_cut = staticmethod(safe_cut)
+
+    def __init__(self, tokens: Sequence[bytes], end: bool, kind: str = "bpe"):
+        import tiktoken
+
+        if not {bytes([b]) for b in range(256)} <= set(tokens):
+            raise ValueError("tokens for single bytes are missing")
+        self.kind, self.tokens = kind, list(tokens)
+        super().__init__(self.tokens, end)
+        ranks = {token: rank for rank, token in enumerate(self.tokens)}
+        special = {END_OF_TEXT: self.end_id} if end else {}
+        self._encoding = tiktoken.Encoding(
+            kind, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special
+        )
+
+    def encode(self, text: str) -> np.ndarray:
+        if not text.isascii() and self.unknown(text):  # tiktoken would replace them without a word
+            raise self._refuse(text)
+        return self._encoding.encode_to_numpy(text, disallowed_special=())
+
+    def to_meta(self) -> dict[str, Any]:
+        tokens = " ".join(base64.b64encode(token).decode("ascii") for token in self.tokens)
+        return super().to_meta() | {"tokens": tokens}
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, end: bool) -> BpeTokenizer:
+    """Learn byte pairs from texts; fewer tokens than asked where the texts hold no more pairs.
+
+    `vocab_size` counts the end of a text; DataError if it leaves no room for the 256 bytes.
+    """
+    if vocab_size < 256 + end:  # the trainer would panic
+        what = "the 256 bytes" + " and the end of a text" * end
+        raise DataError(f"vocab_size {vocab_size} has no room for {what}: give at least {256 + end}")
+    import rustbpe
+
+    trainer = rustbpe.Tokenizer()
+    trainer.train_from_iterator(iter(texts), vocab_size - end, pattern=PATTERN)
+    ranks = sorted(trainer.get_mergeable_ranks(), key=lambda pair: pair[1])
+    return BpeTokenizer([bytes(token) for token, _ in ranks], end)
+
+
+def gpt2_tokenizer(encoder_json: bytes) -> BpeTokenizer:
+    """GPT-2's tokenizer from its `encoder.json`, which writes every byte as one printable character."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in visible]
+    byte_of = {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
+    ids = json.loads(encoder_json)
+    names = sorted(ids.keys() - {END_OF_TEXT}, key=ids.__getitem__)
+    return BpeTokenizer([bytes(byte_of[c] for c in name) for name in names], end=True, kind="gpt2")

@@ -1,0 +1,324 @@
+"""Turn text into token files, data/NAME/{train.bin,val.bin,meta.json}, that train.py reads."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import tyro
+from rich.progress import Progress
+
+import data
+from data import sources
+from data.tokenfile import DataError, TokenWriter
+from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, gpt2_tokenizer, safe_cut, train_bpe
+from runtime import errors, settings
+
+BUILT_IN = {"shakespeare": sources.shakespeare, "tinyshakespeare": sources.tinyshakespeare}
+BPE_SAMPLE = 20_000_000  # characters of the training split that byte pairs are learned from
+LONGEST = 4 * sources.PIECE  # characters that may wait for a place where ids do not depend on the cut
+FILES_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    # data set to write: data/NAME; shakespeare and tinyshakespeare bring their text
+    name: Annotated[str, tyro.conf.Positional]
+    files: tuple[str, ...] = ()  # texts (.txt, .md), rows (.jsonl, .parquet), folders of them
+    hub: str | None = None  # data set on the Hugging Face hub, OWNER/NAME
+    subset: str | None = None  # subset of the hub data set, where it has several
+    split: str | None = None  # split of the hub data set (train if unset)
+    field: str | None = None  # field of rows that holds the text (text if unset)
+    tokenizer: Literal["char", "byte", "bpe", "gpt2"] = "char"  # bpe is learned from the training split
+    vocab_size: int | None = None  # ids of the bpe tokenizer (4096 if unset)
+    val_fraction: float = 0.1  # share held out: the end of one text, or some of many documents
+    workers: int | None = None  # threads that encode (if unset, one for each CPU for bpe and gpt2)
+
+    def __post_init__(self) -> None:
+        built_in = not self.files and not self.hub
+        if self.files and self.hub:
+            raise ValueError("--files and --hub are two sources of text: give one of them")
+        if built_in and Path(self.name).name not in BUILT_IN:
+            known = ", ".join(BUILT_IN)
+            raise ValueError(f"{self.name} is not one of {known}: give its text with --files or --hub")
+        if self.hub and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.hub):
+            raise ValueError(f"hub {self.hub} is not of the form OWNER/NAME, such as roneneldan/TinyStories")
+        if not self.hub and (self.subset or self.split):
+            raise ValueError("--subset and --split choose from a hub data set: give --hub or leave them out")
+        if built_in and self.field:
+            raise ValueError("--field chooses from rows: give --files or --hub or leave it out")
+        if self.vocab_size is not None and self.tokenizer != "bpe":
+            raise ValueError(f"vocab_size is for --tokenizer bpe, not {self.tokenizer}: leave it out")
+        if not 0 < self.val_fraction < 1:
+            raise ValueError(f"val_fraction {self.val_fraction} is not between 0 and 1: give one such as 0.1")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers {self.workers} is below 1: give a number of threads or leave it out")
+
+
+class Part(NamedTuple):
+    """A piece of text on its way into the token file of `split`; `last` where its text or document ends."""
+
+    source: str
+    split: str
+    text: str
+    last: bool
+
+
+@dataclass
+class Survey:
+    """What a first reading tells: how much text there is, and which of it is held out."""
+
+    val_fraction: float
+    documents: Counter[str] = field(default_factory=Counter)  # by source
+    characters: Counter[str] = field(default_factory=Counter)  # by source
+    alphabet: set[str] = field(default_factory=set)
+    places: tuple[float, float] = (1.0, 0.0)  # smallest and largest place() of a document
+
+    def count(self, documents: Iterable[sources.Document]) -> Iterator[str]:
+        """Count all documents and pass their pieces on."""
+        for source, pieces in documents:
+            self.characters[source] += 0  # an empty file is shown, though it is no document
+            for number, piece in enumerate(pieces):
+                if number == 0:
+                    self.documents[source] += 1
+                    self.places = min(self.places[0], place(piece)), max(self.places[1], place(piece))
+                self.characters[source] += len(piece)
+                self.alphabet.update(piece)
+                yield piece
+
+    @property
+    def many(self) -> bool:
+        return self.documents.total() > 1
+
+    def parts(self, documents: Iterable[sources.Document]) -> Iterator[Part]:
+        """Every piece with its split: one text is cut by characters, many documents are sorted by hash."""
+        # Among few documents all hashes may lie on one side of val_fraction; then one document crosses over.
+        limit = min(max(self.val_fraction, math.nextafter(self.places[0], 1)), self.places[1])
+        total = self.characters.total()
+        left = total - math.ceil(total * self.val_fraction - 1e-6)  # characters until validation begins
+        for source, pieces in documents:
+            split = None
+            for piece in pieces:
+                if self.many:
+                    split = split or ("val" if place(piece) < limit else "train")
+                elif 0 < left <= len(piece):
+                    yield Part(source, "train", piece[:left], last=True)
+                    piece, left, split = piece[left:], 0, "val"
+                else:
+                    left, split = max(0, left - len(piece)), "train" if left else "val"
+                yield Part(source, split, piece, last=False)
+            if split:  # else the file was empty
+                yield Part(source, split, "", last=True)
+
+
+def place(piece: str) -> float:
+    """A number in [0, 1) from how a document begins, so that equal documents come into one split."""
+    digest = hashlib.sha256(piece[:65536].encode("utf-8")).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def recut(parts: Iterable[Part], cut: Callable[[str], int]) -> Iterator[Part]:
+    """The same texts, cut only where `cut` says that the ids do not depend on it."""
+    held = ""
+    for part in parts:
+        held += part.text
+        end = len(held) if part.last or len(held) > LONGEST else cut(held)
+        if end or part.last:
+            yield part._replace(text=held[:end])
+            held = held[end:]
+
+
+def batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Parts in lists of about one piece, so that short documents travel together."""
+    batch, size = [], 0
+    for part in parts:
+        batch.append(part)
+        size += len(part.text)
+        if size >= sources.PIECE:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def make_tokenizer(config: PrepareConfig, survey: Survey, parts: Iterator[Part]) -> Tokenizer:
+    """The tokenizer that was asked for; with many documents it has an id for the end of one."""
+    if config.tokenizer == "char":
+        return CharTokenizer(sorted(survey.alphabet), end=survey.many)
+    if config.tokenizer == "byte":
+        return ByteTokenizer(end=survey.many)
+    if config.tokenizer == "gpt2":
+        return gpt2_tokenizer(sources.gpt2_encoder())
+
+    def sample() -> Iterator[str]:
+        taken = 0
+        for part in recut(parts, safe_cut):
+            if part.split == "train" and taken >= BPE_SAMPLE:
+                print(f"byte pairs are learned from the first {taken:,} characters of the training split")
+                return
+            if part.split == "train":
+                taken += len(part.text)
+                yield part.text
+
+    asked = config.vocab_size or 4096
+    tokenizer = train_bpe(sample(), asked, end=survey.many)
+    if tokenizer.vocab_size < asked:
+        print(f"{tokenizer.vocab_size:,} ids where {asked:,} were asked: the text has no more pairs to merge")
+    return tokenizer
+
+
+def encode(
+    parts: Iterable[Part], tokenizer: Tokenizer, end: bool, writers: dict[str, TokenWriter], workers: int
+) -> Counter[tuple[str, str]]:
+    """Encode parts on threads and write them in order; counts of tokens by source and of the rest by split.
+
+    Threads, since tiktoken lets go of Python's lock: nothing is copied and no process has to start.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    waiting: deque[tuple[list[Part], Future[list[np.ndarray]]]] = deque()
+
+    def ids(batch: list[Part]) -> list[np.ndarray]:
+        return [tokenizer.encode(part.text) for part in batch]
+
+    def write_first() -> None:
+        batch, encoded = waiting.popleft()
+        for part, array in zip(batch, encoded.result(), strict=True):
+            if end and part.last:
+                array = np.append(array, np.int64(tokenizer.end_id))
+            writers[part.split].write(array)
+            counts["tokens", part.source] += len(array)
+            counts["characters", part.split] += len(part.text)
+            counts["documents", part.split] += part.last
+
+    with ThreadPoolExecutor(workers) as pool:
+        for batch in batches(recut(parts, tokenizer.safe_cut)):
+            waiting.append((batch, pool.submit(ids, batch)))
+            if len(waiting) > 2 * workers:  # bounds what lies in memory
+                write_first()
+        while waiting:
+            write_first()
+    return counts
+
+
+def watched(items: Iterable[Any], what: str, total: int | None, size: Callable[[Any], int]) -> Iterator[Any]:
+    """Pass items on and show how many characters went by: a bar on a terminal, else a line now and then."""
+    done, told, of = 0, time.monotonic(), f" of {total:,}" if total else ""
+    with Progress(disable=not sys.stdout.isatty(), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        for item in items:
+            yield item
+            done += size(item)
+            bar.update(task, completed=done)
+            if bar.disable and time.monotonic() - told > 10:
+                print(f"{what}: {done:,}{of} characters", flush=True)
+                told = time.monotonic()
+
+
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `folder` as a whole, and only if the block ends well."""
+    if folder.exists() and not (folder.is_dir() and {f.name for f in folder.iterdir()} <= set(data.FILES)):
+        raise DataError(f"{folder} is there and is not a prepared data set: choose another NAME")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
+        new = Path(aside, "new")
+        new.mkdir()
+        yield new
+        if folder.exists():
+            os.replace(folder, Path(aside, "old"))
+            print(f"{folder} takes the place of what was prepared there before")
+        os.replace(new, folder)
+
+
+def corpus(config: PrepareConfig, aside: Path) -> Callable[[sources.Say], Iterator[sources.Document]]:
+    """A function that reads all documents from the start and says what it notices."""
+    if config.files:
+        return functools.partial(sources.files, config.files, config.field)
+    if config.hub:
+        wanted = config.hub, config.subset, config.split or "train", config.field or "text"
+        return lambda say: sources.hub(*wanted, kept=aside / "hub.jsonl")
+    return lambda say: BUILT_IN[Path(config.name).name]()
+
+
+def prepare(config: PrepareConfig) -> None:
+    """Read all text twice, to count it and to encode it, then put the data set in its place."""
+    folder = data.dataset_path(config.name)
+    with replacing(folder) as new:
+        documents, survey = corpus(config, new.parent), Survey(config.val_fraction)
+        deque(watched(survey.count(documents(print)), "reading", None, len), maxlen=0)
+        total = survey.characters.total()
+        if not total:
+            where = ", ".join(survey.characters) or config.hub
+            raise DataError(f"there is no text in {where}: give one to train on")
+
+        def parts() -> Iterator[Part]:
+            return survey.parts(documents(lambda note: None))
+
+        tokenizer = make_tokenizer(config, survey, parts())
+        workers = config.workers or (os.cpu_count() or 1 if config.tokenizer in ("bpe", "gpt2") else 1)
+        with (
+            TokenWriter(new / "train.bin", tokenizer.vocab_size) as train,
+            TokenWriter(new / "val.bin", tokenizer.vocab_size) as val,
+        ):
+            writers = {"train": train, "val": val}
+            shown = watched(parts(), "encoding", total, lambda part: len(part.text))
+            counts = encode(shown, tokenizer, survey.many, writers, workers)
+        print_counts(survey, counts, writers)
+        print(f"{tokenizer.kind} tokenizer, {tokenizer.vocab_size:,} ids")
+        for split, writer in writers.items():
+            if writer.count < 2:
+                raise DataError(
+                    f"the {split} split has {writer.count} token(s) and needs 2, from {total:,} characters "
+                    f"and val_fraction {config.val_fraction}: give more text or another --val_fraction"
+                )
+        meta = {
+            "format": data.FORMAT,
+            "arguments": settings.as_dict(config),
+            "documents": survey.documents.total(),
+            "splits": {
+                split: {"characters": counts["characters", split], "tokens": w.count, "sha256": w.sha256}
+                for split, w in writers.items()
+            },
+            "fingerprint": data.fingerprint(tokenizer, train.sha256, val.sha256),
+            "tokenizer": tokenizer.to_meta(),
+        }
+        (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+    print(f"wrote {folder}")
+
+
+def print_counts(survey: Survey, counts: Counter[tuple[str, str]], writers: dict[str, TokenWriter]) -> None:
+    """One line for each file (the first ones, if there are many) and one for each split."""
+    line = "{:>10,} {:>15,} {:>15,}  {}".format
+    print(f"{'documents':>10} {'characters':>15} {'tokens':>15}")
+    for number, source in enumerate(survey.characters):
+        if number == FILES_SHOWN:
+            print(f"{'':42}  and {len(survey.characters) - FILES_SHOWN:,} more files")
+            break
+        print(line(survey.documents[source], survey.characters[source], counts["tokens", source], source))
+    for split, writer in writers.items():
+        print(line(counts["documents", split], counts["characters", split], writer.count, f"{split} split"))
+
+
+def main(argv: list[str]) -> None:
+    (config,), _ = settings.parse(
+        argv, PrepareConfig, prog="prepare.py", description=__doc__, files_allowed=False
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what lies aside is cleared away
+    prepare(config)
+
+
+if __name__ == "__main__":
+    errors.run(main)

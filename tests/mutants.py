@@ -1,0 +1,157 @@
+"""Break the code in small named ways, one at a time in a copy, and see that a test notices each.
+
+    python tests/mutants.py            all of them; exit status 1 if one survives
+    python tests/mutants.py mask save  those whose name holds one of the words
+
+A mutant is (name, file, text as it is, text as it is broken, tests to try). The text must stand in the file
+exactly once, so that a mutant that no longer fits the code is found as well.
+"""
+
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "runs", "wandb", "__pycache__", "shakespeare", ".*_cache", ".cache")
+
+KERNEL, GROUPED, CACHE, ROTARY = (f"attention/{name}.py" for name in ("kernel", "grouped", "cache", "rotary"))
+ATTENTION = ["tests/test_attention.py"]
+MODEL = ["tests/test_model.py"]
+TRAIN = ["tests/test_train.py"]
+CHECKPOINT = ["tests/test_checkpoint.py"]
+EVALUATE = ["tests/test_evaluate.py"]
+OPTIM = ["tests/test_optim.py"]
+LOADER = ["tests/test_loader.py"]
+
+MUTANTS = [
+    (
+        "query head j reads K/V head j mod g (scratch)", KERNEL,
+        "    q = q.reshape(B, n_kv_head, rows, head_dim)  # a",
+        "    k, v = (t.repeat(1, n_head // n_kv_head, 1, 1) for t in (k, v))\n"
+        "    n_kv_head, rows = n_head, T\n    q = q.reshape(B, n_kv_head, rows, head_dim)  # a",
+        ATTENTION,
+    ),
+    (
+        "query head j reads K/V head j mod g (fused)", KERNEL,
+        "        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=n_head != n_kv_head)",
+        "        k, v = (t.repeat(1, n_head // n_kv_head, 1, 1) for t in (k, v))\n"
+        "        return F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        ATTENTION,
+    ),
+    ("the mask hides a query's own key", KERNEL, ".tril(S - T)", ".tril(S - T - 1)", ATTENTION),
+    ("the mask shows the next key", KERNEL, ".tril(S - T)", ".tril(S - T + 1)", ATTENTION),
+    ("the mask is aligned upper left", KERNEL, ".tril(S - T)", ".tril()", ATTENTION),
+    ("cached steps use is_causal", KERNEL, "    if T == S:\n", "    if True:\n", ATTENTION),
+    ("scores are not scaled", KERNEL, " / math.sqrt(head_dim)", "", ATTENTION),
+    ("softmax over queries", KERNEL, "F.softmax(scores, dim=-1)", "F.softmax(scores, dim=-2)", ATTENTION),
+    ("attention dropout does nothing", KERNEL, "F.dropout(weights, dropout)", "weights", ATTENTION),
+    (
+        "K/V are copied for every query head (scratch)", KERNEL,
+        "    q = q.reshape(B, n_kv_head, rows, head_dim)  # a",
+        "    k, v = (t.repeat_interleave(n_head // n_kv_head, 1) for t in (k, v))\n"
+        "    n_kv_head, rows = n_head, T\n    q = q.reshape(B, n_kv_head, rows, head_dim)  # a",
+        ATTENTION,
+    ),
+    (
+        "K/V are copied for every query head (cached)", KERNEL,
+        "    q = q.reshape(B, n_kv_head, group * T, head_dim)\n",
+        "    k, v = (t.repeat_interleave(group, 1) for t in (k, v))\n"
+        "    mask = mask if mask is None else mask[:T]\n",
+        ATTENTION,
+    ),
+    ("the cache's position is stale", "model.py", "start = cache.length if cache else 0", "start = 0", ATTENTION),
+    ("the cache overwrites its beginning", CACHE, "buffer[:, :, self.length : end] = part",
+     "buffer[:, :, : part.size(-2)] = part", ATTENTION),
+    ("the cache keeps query heads", GROUPED, "return [(config.n_kv_head, config.head_dim)] * 2",
+     "return [(config.n_head, config.head_dim)] * 2", ATTENTION),
+    ("rotary turns backwards", ROTARY, "(a * cos - b * sin, b * cos + a * sin)",
+     "(a * cos + b * sin, b * cos - a * sin)", ATTENTION + MODEL),
+    ("rotary turns values, not keys", GROUPED, "q, k = rotate(q, *rope), rotate(k, *rope)",
+     "q, v = rotate(q, *rope), rotate(v, *rope)", ATTENTION + MODEL),
+    ("attention dropout stays on the fused path", GROUPED, ' or config.attention_dropout > 0', "", ATTENTION),
+    ("w_o is always there", GROUPED, "            if config.w_o\n", "            if True\n", ATTENTION + MODEL),
+    ("initial values ignore the name", "model.py", 'f"{seed}/{name}"', 'f"{seed}"', MODEL + ATTENTION),
+    ("initial values ignore the seed", "model.py", 'f"{seed}/{name}"', 'f"{name}"', MODEL + ATTENTION),
+    ("the residual around attention is lost", "model.py", "x = x + self.dropout(self.attn(self.norm_attn(x), rope, cache))",
+     "x = self.dropout(self.attn(self.norm_attn(x), rope, cache))", MODEL),
+    ("post-norm is pre-norm", "model.py", 'config.norm_position == "pre"\n        self.norm_attn',
+     'True\n        self.norm_attn', MODEL),
+    ("ReLU^2 is ReLU", "model.py", "F.relu(h).square()", "F.relu(h)", MODEL),
+    ("the head is not tied", "model.py", "            self.head.weight = self.embed.weight", "            pass", MODEL),
+    ("FLOPs leave out the backward pass", "model.py", "return 6 * weights", "return 2 * weights", MODEL),
+    ("dropout is not keyed to the step", "train.py",
+     "                torch.manual_seed(stable_seed(config.seed, step, micro))", "                pass", TRAIN),
+    ("the loss is not divided by accumulation", "train.py", "forward(x, y) / accumulation", "forward(x, y)", TRAIN),
+    ("every micro-batch is the first", "train.py", "slice(micro * config.micro_batch_size, (micro + 1)",
+     "slice(0, (0 + 1)", TRAIN),
+    ("the optimiser's state is not resumed", "train.py",
+     "        load_optimizer_tensors(model, optimizer, crop_positions(tensors, model_config.block_size))",
+     "        pass", TRAIN),
+    ("the gradient is not clipped", "train.py", "config.grad_clip or math.inf", "math.inf", TRAIN),
+    ("every evaluation is the best", "train.py", "if result.loss < best_loss:", "if True:", TRAIN),
+    ("a run that diverged goes on", "train.py", "if not math.isfinite(loss + norm):", "if False:", TRAIN),
+    ("the last evaluation is a short one", "train.py", "record(result + score(part) if part < whole else result)",
+     "record(result)", TRAIN),
+    ("the first step has no learning rate", "runtime/optim.py", "(step + 1) / config.warmup_steps",
+     "step / config.warmup_steps", OPTIM),
+    ("norms and biases decay", "runtime/optim.py", '"weight_decay": 0.0', '"weight_decay": config.weight_decay', OPTIM),
+    ("the last partial window is dropped", "runtime/evaluate.py", "while at < stop:",
+     "while stop - at >= block_size:", EVALUATE),
+    ("dropout stays on in evaluation", "runtime/evaluate.py", "    model.eval()\n", "", EVALUATE),
+    ("bits per byte count the inputs", "runtime/evaluate.py", "token_bytes[ids[1:]]", "token_bytes[ids[:-1]]", EVALUATE),
+    ("a save is renamed before it is synced", "runtime/checkpoint.py", "        os.fsync(file.fileno())\n", "", CHECKPOINT),
+    ("a save deletes the former one first", "runtime/checkpoint.py", "        os.rename(folder, old)  #",
+     "        shutil.rmtree(folder)  #", CHECKPOINT),
+    ("a checksum is not compared", "runtime/checkpoint.py",
+     "hashlib.sha256(content).hexdigest() != meta", "False and meta", CHECKPOINT),
+    ("nothing mends a stop between two renames", "runtime/checkpoint.py", "        os.rename(old, folder)\n",
+     "        pass\n", CHECKPOINT),
+    ("every pass has the same order", "data/loader.py", "default_rng((self.seed, number))",
+     "default_rng((self.seed, 0))", LOADER),
+    ("every seed has the same order", "data/loader.py", "default_rng((self.seed, number))",
+     "default_rng((0, number))", LOADER),
+    ("targets are the inputs", "data/loader.py", "both[:, 1:].contiguous()", "both[:, :-1].contiguous()", LOADER),
+    ("a token file's length is not checked", "data/tokenfile.py", "LATER", "LATER", ["tests/test_tokenfile.py"]),
+]  # fmt: skip
+
+
+def try_mutant(mutant: tuple[str, str, str, str, list[str]]) -> tuple[str, str]:
+    """Name and what happened: the test that failed, or why the mutant is a failure of ours."""
+    name, file, right, wrong, tests = mutant
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
+        source = (copy / file).read_text(encoding="utf-8")
+        if source.count(right) != 1:
+            return name, f"STALE: {file} holds its text {source.count(right)} times"
+        (copy / file).write_text(source.replace(right, wrong), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", "-n0", *tests],
+            cwd=copy, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    if done.returncode == 0:
+        return name, "SURVIVED " + " ".join(tests)
+    failed = [line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode != 1 or not failed or failed[0].startswith("ERROR"):
+        return name, f"BROKEN: pytest ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-200:]}"
+    return name, failed[0].removeprefix("FAILED ")
+
+
+def main(words: list[str]) -> int:
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant[0] for word in words)]
+    begin, bad = time.time(), 0
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for number, (name, outcome) in enumerate(pool.map(try_mutant, chosen), 1):
+            bad += outcome.startswith(("SURVIVED", "STALE", "BROKEN"))
+            print(f"{number}/{len(chosen)} {name}: {outcome}", flush=True)
+    print(f"{len(chosen) - bad} of {len(chosen)} mutants caught in {time.time() - begin:.0f} s")
+    return bool(bad or not chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,140 @@
+"""A save is whole or absent, and a damaged one is refused by name (runtime/checkpoint.py)."""
+
+import errno
+import json
+import os
+
+import pytest
+import torch
+
+from model import GPT, ModelConfig
+from runtime import checkpoint
+from runtime.checkpoint import find_checkpoint, load_weights, read_meta, read_tensors, recover, save_checkpoint
+from runtime.errors import UserError
+
+META = {"step": 1, "model": {}, "train": {}, "tokenizer": {"kind": "byte"}}
+
+
+def save(folder, value):
+    save_checkpoint(folder, META | {"step": value}, {"w": torch.full((3,), float(value))}, {"s": torch.zeros(1)})
+
+
+def value_of(folder):
+    meta = read_meta(folder)
+    weights = read_tensors(folder, "model.safetensors", meta)
+    assert weights["w"].tolist() == [meta["step"]] * 3
+    return meta["step"]
+
+
+def test_a_save_is_read_back_and_leaves_nothing_beside_it(tmp_path):
+    save(tmp_path / "last", 1)
+    save(tmp_path / "last", 2)
+    assert value_of(tmp_path / "last") == 2
+    assert os.listdir(tmp_path) == ["last"]
+
+
+def test_the_same_state_is_the_same_bytes(tmp_path):
+    save(tmp_path / "a", 1)
+    save(tmp_path / "b", 1)
+    for name in ("model.safetensors", "optimizer.safetensors", "meta.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+CALLS = ["os.fsync"] * 4 + ["os.rename"] * 2
+
+
+@pytest.mark.parametrize("stop_at", range(len(CALLS)))
+def test_a_stop_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch, stop_at):
+    """Files and their folder are synced before the first rename; a stop before any of these calls harms nothing."""
+    save(tmp_path / "last", 1)
+    seen = []
+
+    class Stop(BaseException):
+        pass
+
+    def watch(name, real):
+        def call(*arguments):
+            if len(seen) == stop_at:
+                raise Stop
+            seen.append(name)
+            return real(*arguments)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", watch("os.fsync", os.fsync))
+        patch.setattr(checkpoint.os, "rename", watch("os.rename", os.rename))
+        with pytest.raises(Stop):
+            save(tmp_path / "last", 2)
+    assert seen == CALLS[:stop_at]
+    assert value_of(find_checkpoint(tmp_path, "last")) == 1
+    save(tmp_path / "last", 3)
+    assert value_of(find_checkpoint(tmp_path, "last")) == 3
+
+
+def test_a_full_disk_keeps_the_former_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path / "last", 1)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", full)
+        with pytest.raises(OSError):
+            save(tmp_path / "last", 2)
+    assert os.listdir(tmp_path) == ["last"]
+    assert value_of(tmp_path / "last") == 1
+
+
+def test_recover_prefers_the_finished_save(tmp_path):
+    save(tmp_path / "last", 2)
+    save(tmp_path / "last.old", 1)
+    recover(tmp_path / "last")
+    assert value_of(tmp_path / "last") == 2
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "foreign", "gone"])
+def test_damage_is_refused_by_the_files_name(tmp_path, name, damage):
+    save(tmp_path / "last", 1)
+    path = tmp_path / "last" / name
+    content = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+    else:
+        content[-1] ^= 1
+        path.write_bytes({"flip": content, "cut": content[:-1], "foreign": b"PK\x03\x04"}[damage])
+    with pytest.raises(UserError, match=name):
+        read_tensors(tmp_path / "last", name, read_meta(tmp_path / "last"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', "\xff", '{"format": 1, "step": "x"}'])
+def test_a_damaged_meta_is_refused_by_name(tmp_path, text):
+    (tmp_path / "meta.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match=str(tmp_path)):
+        read_meta(tmp_path)
+
+
+def test_best_falls_back_to_last_and_nothing_is_said_to_be_there_by_mistake(tmp_path):
+    with pytest.raises(UserError, match="no run in"):
+        find_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        find_checkpoint(tmp_path, "best")
+    save(tmp_path / "last", 1)
+    assert find_checkpoint(tmp_path, "best") == tmp_path / "last"
+    save(tmp_path / "best", 1)
+    assert find_checkpoint(tmp_path, "best") == tmp_path / "best"
+
+
+def test_weights_of_another_shape_are_refused_with_both_shapes(tmp_path):
+    small, large = (GPT(ModelConfig(n_layer=1, n_embd=width, n_head=2, vocab_size=5)) for width in (8, 16))
+    with pytest.raises(UserError, match=r"embed.weight \(5, 8\) is not \(5, 16\)"):
+        load_weights(large, dict(small.named_parameters()), tmp_path)
+    deeper = GPT(ModelConfig(n_layer=2, n_embd=8, n_head=2, vocab_size=5))
+    with pytest.raises(UserError, match="blocks.1"):
+        load_weights(deeper, dict(small.named_parameters()), tmp_path)
+
+
+def test_meta_is_plain_json(tmp_path):
+    save(tmp_path / "last", 1)
+    assert json.loads((tmp_path / "last" / "meta.json").read_text())["step"] == 1

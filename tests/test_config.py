@@ -1,0 +1,70 @@
+"""The files in config/ say what they claim."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from model import GPT, ModelConfig
+from runtime.settings import build, parse
+from train import TrainConfig
+
+CONFIG = Path(__file__).parent.parent / "config"
+FILES = sorted(CONFIG.rglob("*.toml"))
+DESIGNS = ["mha", "single-head", "mha-16", "gqa-2", "mqa", "no-wo", "kv/one-head", "kv/narrow-heads"]
+
+
+def model_of(*names, **changes):
+    (config, _), _ = parse([str(CONFIG / f"{name}.toml") for name in names], ModelConfig, TrainConfig,
+                           prog="", description="")  # fmt: skip
+    with torch.device("meta"):
+        return GPT(build((ModelConfig,), {"vocab_size": 65} | {
+            key: value for key, value in vars(config).items() if value is not None} | changes)[0])  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_file_builds_and_begins_by_saying_what_it_is(file):
+    assert file.read_text(encoding="utf-8").startswith("# ")
+    assert model_of(file.relative_to(CONFIG).with_suffix("")).num_parameters() > 0
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_a_design_holds_only_its_difference(name):
+    """Every line of a design file is about attention, or d_ff where a control says so, and differs from mha."""
+    values = tomllib.loads((CONFIG / f"{name}.toml").read_text(encoding="utf-8"))
+    assert set(values) <= {"n_head", "n_kv_head", "head_dim", "w_o"} | ({"d_ff"} if "/" in name else set())
+    if name != "mha":
+        assert all(ModelConfig.__dataclass_fields__[key].default != value for key, value in values.items())
+
+
+def test_mha_is_the_default_and_has_8_heads():
+    assert model_of("mha").config == model_of().config
+    assert model_of().config.n_head == model_of().config.n_kv_head == 8
+
+
+def test_head_counts_do_not_change_the_parameters():
+    assert len({model_of(name).num_parameters() for name in ("mha", "single-head", "mha-16")}) == 1
+
+
+@pytest.mark.parametrize("name", ["kv/one-head", "kv/narrow-heads"])
+def test_the_controls_have_mqas_cache_and_parameters(name):
+    mqa, control = model_of("mqa"), model_of(name)
+    assert control.cache_bytes_per_token() == mqa.cache_bytes_per_token()
+    assert control.num_parameters() == mqa.num_parameters()
+
+
+def test_mqa_caches_an_eighth_of_mha():
+    assert model_of("mha").cache_bytes_per_token() == 8 * model_of("mqa").cache_bytes_per_token()
+
+
+def test_nanogpt_cpu_has_nanogpts_parameters():
+    """4 layers of width 128 with LayerNorm without bias, a tied head, 64 learned positions, 65 characters."""
+    layer = 2 * 128 + 4 * 128 * 128 + 8 * 128 * 128
+    assert model_of("nanogpt-cpu").num_parameters() == 65 * 128 + 64 * 128 + 4 * layer + 128
+
+
+@pytest.mark.parametrize("design", DESIGNS[:6])
+def test_a_design_stacks_on_the_sizes(design):
+    for size in ("gpu", "tinystories"):
+        assert model_of(size, design).config.n_embd == model_of(size).config.n_embd

@@ -1,0 +1,113 @@
+"""Training windows: a pure function of (data, seed, step) that leaves nothing out and repeats nothing."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from data import DataError
+from data.loader import Windows
+from data.tokenfile import TokenFile, TokenWriter
+
+
+@pytest.fixture
+def counting(tmp_path):
+    """A token file of n tokens where the token at place i is i."""
+
+    def make(n):
+        with TokenWriter(tmp_path / f"{n}.bin", max(n, 2)) as writer:
+            writer.write(np.arange(n))
+        return TokenFile(tmp_path / f"{n}.bin")
+
+    return make
+
+
+def test_targets_are_the_next_tokens(counting):
+    x, y = Windows(counting(1000), block_size=16, batch_size=4, seed=1).batch(3)
+    assert x.shape == y.shape == (4, 16)
+    assert x.dtype == y.dtype == torch.int64
+    assert x.is_contiguous() and y.is_contiguous()
+    assert torch.equal(y, x + 1)
+    assert torch.equal(x, x[:, :1] + torch.arange(16))
+
+
+def test_a_pass_draws_every_window_once_at_one_offset(counting):
+    n, block = 1000, 16
+    windows = (n - block) // block  # 61
+    loader = Windows(counting(n), block, batch_size=1, seed=1)
+    offsets = []
+    for number in range(20):
+        starts = sorted(int(loader.batch(number * windows + i)[0][0, 0]) for i in range(windows))
+        assert np.diff(starts).tolist() == [block] * (windows - 1)
+        offsets.append(starts[0])
+    assert min(offsets) >= 0 and max(offsets) < n - windows * block
+    assert len(set(offsets)) > 5  # each pass has its own
+
+
+def test_passes_have_orders_of_their_own_and_look_shuffled(counting):
+    loader = Windows(counting(1601), 16, batch_size=99, seed=1)
+    orders = [((x := loader.batch(step)[0][:, 0]) - x.min()).tolist() for step in range(2)]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1] and orders[0] != sorted(orders[0])
+
+
+def test_every_token_is_reached_as_input_and_as_target(counting):
+    """Nothing at the tail is thrown away for ever: 94 tokens, context 5."""
+    loader = Windows(counting(94), 5, batch_size=17, seed=1)
+    batches = [loader.batch(step) for step in range(200)]
+    assert set(torch.cat([x for x, _ in batches]).flatten().tolist()) == set(range(93))
+    assert set(torch.cat([y for _, y in batches]).flatten().tolist()) == set(range(1, 94))
+
+
+def test_a_step_does_not_depend_on_what_was_read_before(counting):
+    tokens = counting(500)
+    forward = Windows(tokens, 8, batch_size=7, seed=3)
+    batches = [forward.batch(step)[0] for step in range(30)]
+    for step in (29, 0, 17, 3):
+        assert torch.equal(Windows(tokens, 8, batch_size=7, seed=3).batch(step)[0], batches[step])
+        assert torch.equal(forward.batch(step)[0], batches[step])
+
+
+def test_rows_are_slices_of_the_batch(counting):
+    loader = Windows(counting(500), 8, batch_size=6, seed=3)
+    x, y = loader.batch(5)
+    for rows in (slice(0, 2), slice(2, 6), slice(1, 6, 2)):
+        part_x, part_y = loader.batch(5, rows)
+        assert torch.equal(part_x, x[rows]) and torch.equal(part_y, y[rows])
+
+
+def test_batch_size_changes_the_grouping_and_not_the_samples(counting):
+    tokens = counting(500)
+    by_3 = torch.cat([Windows(tokens, 8, 3, seed=1).batch(step)[0] for step in range(8)])
+    by_12 = torch.cat([Windows(tokens, 8, 12, seed=1).batch(step)[0] for step in range(2)])
+    assert torch.equal(by_3, by_12)
+
+
+def test_a_batch_may_be_larger_than_a_pass(counting):
+    x, _ = Windows(counting(100), 16, batch_size=23, seed=1).batch(2)  # 5 windows a pass
+    assert x.shape == (23, 16)
+    starts = x[:, 0].tolist()  # samples 46 to 68; passes begin at multiples of 5
+    assert all(len(set(starts[first : first + 5])) == 5 for first in (4, 9, 14))
+
+
+def test_seeds_differ(counting):
+    tokens = counting(5000)
+    firsts = [Windows(tokens, 8, 4, seed=seed).batch(0)[0] for seed in range(4)]
+    assert len({tuple(x.flatten().tolist()) for x in firsts}) == 4
+
+
+@pytest.mark.parametrize("n", [17, 18, 31, 32, 33])
+def test_texts_barely_long_enough_give_whole_windows(counting, n):
+    starts = Counter()
+    loader = Windows(counting(n), 16, batch_size=2, seed=1)
+    for step in range(100):
+        x, y = loader.batch(step)
+        assert torch.equal(y, x + 1)
+        starts.update(x[:, 0].tolist())
+    assert set(starts) == set(range(n - 16))
+
+
+def test_a_text_too_short_is_refused_with_both_numbers(counting):
+    with pytest.raises(DataError, match=r"has 16 tokens and block_size 16 needs at least 17"):
+        Windows(counting(16), 16, batch_size=1, seed=1)

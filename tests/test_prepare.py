@@ -1,0 +1,379 @@
+"""python prepare.py: sources, splits and tokenizers end to end, and one sentence for every mistake."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import prepare
+from data import DataError, dataset_path, open_dataset, sources
+from prepare import PrepareConfig
+
+ROOT = Path(prepare.__file__).parent
+WORDS = [f"word{i} {'and so on, ' * (i % 5)}" for i in range(200)]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Prepare a data set from files given by name and content, and open it."""
+
+    def run(contents=None, **settings):
+        if contents:
+            settings["files"] = tuple(str(put(tmp_path / "in" / name, contents[name])) for name in contents)
+        prepare.prepare(PrepareConfig(name=str(tmp_path / "set"), **settings))
+        return open_dataset(str(tmp_path / "set"))
+
+    return run
+
+
+def put(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    return path
+
+
+def put_parquet(path, texts):
+    pyarrow = pytest.importorskip("pyarrow")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"text": texts}), path)
+    return path
+
+
+def ids(tokens):
+    return tokens.read(0, len(tokens))
+
+
+def decoded(dataset):
+    return [dataset.tokenizer.decode(ids(tokens)) for tokens in (dataset.train, dataset.val)]
+
+
+def jsonl(texts, **more):
+    return "".join(json.dumps({"text": text, **more}) + "\n" for text in texts)
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
+def test_one_text_is_cut_by_characters_and_kept_exactly(make, tokenizer):
+    text = "r\u00e9sum\u00e9\r\n\ttab  \u732b \n" * 100 + "tail."  # 1,705 characters
+    dataset = make({"a.txt": text}, tokenizer=tokenizer, val_fraction=0.1)
+    assert decoded(dataset) == [text[:1534], text[1534:]]  # 170.5 characters rounded up are held out
+    assert dataset.tokenizer.end_id is None
+    assert dataset.meta["splits"]["train"]["characters"] == 1534
+
+
+def test_a_tenth_of_tinyshakespeare_is_111_540_characters(make):
+    dataset = make({"a.txt": "x" * 1_115_393 + "\n"})
+    assert (len(dataset.train), len(dataset.val)) == (1_003_854, 111_540)
+
+
+def test_char_counts_its_symbols_in_both_splits(make):
+    dataset = make({"a.txt": "ab" * 50 + "cd"})
+    assert dataset.tokenizer.characters == "abcd"
+    assert dataset.vocab_size == 4
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
+def test_documents_end_with_the_end_id_and_stay_whole(make, tokenizer):
+    dataset = make({"a.jsonl": jsonl(WORDS)}, tokenizer=tokenizer, val_fraction=0.3)
+    end = dataset.tokenizer.end_id
+    assert end == dataset.vocab_size - 1
+    found = []
+    for tokens in (dataset.train, dataset.val):
+        documents = np.split(ids(tokens), np.flatnonzero(ids(tokens) == end) + 1)
+        assert len(documents.pop()) == 0  # nothing after the last end
+        found.append([dataset.tokenizer.decode(document) for document in documents])
+    assert sorted(found[0] + found[1]) == sorted(WORDS)
+    assert found[0] == [text for text in WORDS if text in found[0]]  # in order
+    assert 30 <= len(found[1]) <= 90  # 60 expected; 30 is more than four standard deviations
+
+
+def test_equal_documents_come_into_one_split(make):
+    train, val = decoded(make({"a.jsonl": jsonl(WORDS * 2)}, val_fraction=0.5))
+    assert not set(train.split()) & set(val.split()) - {"and", "so", "on,"}
+
+
+def test_a_document_keeps_its_split_when_others_are_added(make):
+    before = decoded(make({"a.jsonl": jsonl(WORDS[:100])}))
+    after = decoded(make({"a.jsonl": jsonl(WORDS)}))
+    assert after[0].startswith(before[0]) and after[1].startswith(before[1])
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("fraction", [0.001, 0.999])
+def test_few_documents_still_give_two_splits(make, count, fraction):
+    dataset = make({"a.jsonl": jsonl(WORDS[:count])}, val_fraction=fraction)
+    assert min(len(dataset.train), len(dataset.val)) > 1
+
+
+def test_one_document_among_rows_is_one_text(make):
+    text = "only one document, long enough to be cut"
+    dataset = make({"a.jsonl": jsonl([text])})
+    assert "".join(decoded(dataset)) == text and dataset.tokenizer.end_id is None
+
+
+def test_files_folders_and_rows_mix_and_are_counted(make, tmp_path, capsys):
+    folder = tmp_path / "in"
+    put(folder / "a.txt", "alpha")
+    put(folder / "d/b.md", "beta\r\n")
+    put(folder / "d/e/c.txt", b"\xef\xbb\xbfgamma")
+    put(folder / "d/empty.txt", "")
+    put(folder / "d/.git/x.txt", "no")
+    put(folder / "d/y.csv", "no")
+    put(folder / "r.jsonl", jsonl(["delta", "", "epsilon"], n=1))
+    put_parquet(folder / "p.parquet", ["zeta", None])
+    given = [folder / name for name in ("a.txt", "d", "r.jsonl", "p.parquet", "a.txt")]
+    dataset = make(files=tuple(map(str, given)), val_fraction=0.5)
+    text = "".join(decoded(dataset))
+    assert sorted(text) == sorted("alphabeta\r\ngammadeltaepsilonzeta")
+    assert len(dataset.train) + len(dataset.val) == len(text) + 6
+    shown = capsys.readouterr().out
+    assert f"{folder / 'd' / 'e' / 'c.txt'}: left out the byte order mark" in shown
+    for line in [
+        f"1 5 6 {folder / 'a.txt'}",
+        f"1 6 7 {folder / 'd' / 'b.md'}",
+        f"0 0 0 {folder / 'd' / 'empty.txt'}",
+        f"1 5 6 {folder / 'd' / 'e' / 'c.txt'}",
+        f"2 12 14 {folder / 'r.jsonl'}",
+        f"1 4 5 {folder / 'p.parquet'}",
+    ]:
+        assert line in [" ".join(printed.split()) for printed in shown.splitlines()]
+
+
+def test_field_chooses_the_column(make):
+    rows = "".join(json.dumps({"text": "no", "story": text}) + "\n" for text in WORDS)
+    assert "no" not in "".join(decoded(make({"a.jsonl": rows}, field="story"))).replace("so on", "")
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
+def test_ids_do_not_depend_on_workers_or_on_the_pieces_read(make, monkeypatch, tokenizer):
+    text = "\n\n".join(WORDS * 20)
+    dataset = make({"a.txt": text}, tokenizer=tokenizer)
+    whole = [ids(dataset.train), ids(dataset.val)]
+    np.testing.assert_array_equal(whole[0], dataset.tokenizer.encode(text[: len(text) - -(-len(text) // 10)]))
+    monkeypatch.setattr(sources, "PIECE", 501)
+    for workers in (1, 3):
+        again = make({"a.txt": text}, tokenizer=tokenizer, workers=workers)
+        assert again.fingerprint == dataset.fingerprint
+        np.testing.assert_array_equal(ids(again.train), whole[0])
+        np.testing.assert_array_equal(ids(again.val), whole[1])
+
+
+def test_a_text_without_any_place_to_cut_is_encoded_in_bounded_pieces(make, monkeypatch):
+    monkeypatch.setattr(sources, "PIECE", 100)
+    monkeypatch.setattr(prepare, "LONGEST", 400)
+    text = "abcd" * 1000
+    assert "".join(decoded(make({"a.txt": text}, tokenizer="bpe", vocab_size=260))) == text
+
+
+@pytest.mark.parametrize("total", [None, 30])
+def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, capsys, total):
+    clock = iter(range(0, 100, 4))
+    monkeypatch.setattr("prepare.time.monotonic", lambda: next(clock))
+    assert list(prepare.watched(["abc"] * 10, "reading", total, len)) == ["abc"] * 10
+    lines = capsys.readouterr().out.splitlines()
+    assert 2 <= len(lines) <= 4
+    assert lines[0] == f"reading: 9{' of 30' if total else ''} characters"
+
+
+def test_bpe_is_learned_from_the_training_split_alone(make):
+    dataset = make({"a.txt": "ab " * 90 + "zy " * 10}, tokenizer="bpe", vocab_size=300)
+    assert b" ab" in dataset.tokenizer.table
+    assert not [token for token in dataset.tokenizer.table if len(token) > 1 and b"z" in token]
+
+
+def test_bpe_reads_a_bounded_sample_and_says_so(make, monkeypatch, capsys):
+    monkeypatch.setattr(prepare, "BPE_SAMPLE", 1000)
+    monkeypatch.setattr(sources, "PIECE", 500)
+    dataset = make({"a.txt": "ab " * 500 + "zy " * 5000}, tokenizer="bpe", vocab_size=260)
+    assert not [token for token in dataset.tokenizer.table if b"zy" in token]
+    assert "learned from the first 1," in capsys.readouterr().out
+
+
+def test_preparing_again_replaces_the_data_set_as_a_whole(make, tmp_path, capsys):
+    first = make({"a.txt": "old text " * 50})
+    again = make({"a.txt": "old text " * 50})
+    assert again.fingerprint == first.fingerprint
+    changed = make({"a.txt": "new words " * 50}, tokenizer="byte", workers=2)
+    assert "takes the place" in capsys.readouterr().out
+    assert decoded(changed)[0].startswith("new words") and changed.fingerprint != first.fingerprint
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "set"]
+
+
+def test_fingerprint_tells_tokenizers_and_texts_apart(make):
+    text = "abc " * 50
+    prints = [
+        make({"a.txt": text}).fingerprint,
+        make({"a.txt": text}, tokenizer="byte").fingerprint,
+        make({"a.txt": text}, val_fraction=0.2).fingerprint,
+        make({"a.txt": text.replace("c", "d")}).fingerprint,
+        make({"a.txt": text.replace("b", "B")}).fingerprint,
+    ]
+    assert len(set(prints)) == 5
+
+
+def test_a_failure_leaves_the_earlier_data_set_and_nothing_else(make, tmp_path, monkeypatch):
+    first = make({"a.txt": "old text " * 50})
+    with pytest.raises(DataError):
+        make({"a.txt": b"new \xff"})
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("data.tokenfile.TokenWriter.write", full)
+    with pytest.raises(OSError):
+        make({"a.txt": "new text " * 50})
+    assert open_dataset(first.name).fingerprint == first.fingerprint
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "set"]
+
+
+def test_a_folder_that_is_no_data_set_is_never_replaced(make, tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "thesis.txt").write_text("precious")
+    with pytest.raises(DataError, match="not a prepared data set"):
+        make({"a.txt": "abc " * 50})
+    assert (tmp_path / "set" / "thesis.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.txt": b""}, "there is no text in .*a.txt"),
+        ({"a.txt": b"x"}, r"train split has 0 token.* from 1 characters and val_fraction 0.1"),
+        ({"a.txt": b"xyz"}, "val split has 1 token"),
+        ({"a.txt": b"a" * (1 << 20) + b"\xe9t"}, "a.txt is not UTF-8 at byte 1,048,576: save"),
+        ({"a.txt": b"a" * ((1 << 20) - 1) + b"\xc3\xa9\xe9!"}, "not UTF-8 at byte 1,048,577"),
+        ({"a.txt": b"a" * ((1 << 20) - 1) + b"\xe9a"}, "not UTF-8 at byte 1,048,575"),
+        ({"a.txt": b"abc\xc3"}, "not UTF-8 at byte 3"),
+        ({"a.txt": b"\xef\xbb\xbfab\xff"}, "not UTF-8 at byte 5"),
+        ({"a.txt": "text".encode("utf-16")}, "not UTF-8 at byte 0"),
+        ({"a.txt": "text".encode("utf-16-le")}, "is no text but has a zero at byte 1:"),
+        ({"a.jsonl": '{"story": "a"}'}, "has a row without 'text': choose --field from story"),
+        ({"a.jsonl": jsonl(WORDS) + '{"n": 1}\n'}, "has a row without 'text': choose --field from n"),
+        ({"a.jsonl": '{"text": 1}\n{"text": 2}\n'}, "field 'text' holds int, not text"),
+        ({"a.jsonl": '{"text": "a"}\n{oops\n'}, "a.jsonl is not JSON in line 2 "),
+        ({"a.jsonl": b'\n{"text": "caf\xe9"}'}, "a.jsonl is not JSON in line 2 "),
+        ({"a.jsonl": "[" * 100_000}, "a.jsonl is not JSON in line 1 "),
+        ({"a.jsonl": "[1]"}, "no object {...} in line 1"),
+        ({"a.jsonl": r'{"text": "a\ud800"}'}, "'text' is not text .*surrogates"),
+        ({"a.parquet": b"PAR1 no"}, "a.parquet cannot be read as Parquet"),
+    ],
+)
+def test_texts_that_cannot_be_used_are_refused_by_name(make, files, message):
+    with pytest.raises(DataError, match=message):
+        make(files)
+
+
+def test_paths_that_hold_nothing_are_refused(make, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.txt").write_text("text")
+    for settings, message in [
+        ({"files": ("gone.txt",)}, "gone.txt does not exist"),
+        ({"files": (str(tmp_path / "empty"),)}, r"empty holds no .txt, .md, .jsonl, .parquet file"),
+        ({"files": (str(tmp_path / "a.txt"),), "field": "x"}, "leave it out"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "mine is not one of shakespeare, tinyshakespeare"),
+        ({"files": ("a",), "hub": "a/b"}, "two sources"),
+        ({"hub": "imdb"}, "not of the form OWNER/NAME"),
+        ({"files": ("a",), "split": "train"}, "give --hub"),
+        ({"files": ("a",), "vocab_size": 512}, "vocab_size is for --tokenizer bpe"),
+        ({"files": ("a",), "val_fraction": 1.0}, "val_fraction 1.0 is not between 0 and 1"),
+        ({"files": ("a",), "workers": 0}, "workers 0 is below 1"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PrepareConfig(name="mine", **settings)
+
+
+def test_data_set_names_are_folders_beside_the_code_or_paths():
+    assert dataset_path("mybook") == ROOT / "data" / "mybook"
+    assert dataset_path("some/where") == Path("some/where")
+    for name in ("loader", "sources", "__pycache__", "", ".", "..", ".cache", "a b", "-x"):
+        with pytest.raises(DataError, match="cannot name a data set"):
+            dataset_path(name)
+
+
+def test_a_missing_or_damaged_data_set_is_told_apart(make, tmp_path):
+    with pytest.raises(DataError, match="no data set in .*nowhere.*run python prepare.py"):
+        open_dataset(str(tmp_path / "nowhere"))
+    dataset = make({"a.txt": "some text " * 50})
+    meta = dataset.path / "meta.json"
+    for damaged, message in [
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        ("{}", "is damaged"),
+        (meta.read_text().replace('"format": 1', '"format": 2'), "format 2 where 1 is read"),
+        (meta.read_text().replace('"tokens": 450', '"tokens": 451'), "does not belong to its token files"),
+    ]:
+        whole = meta.read_text()
+        meta.write_text(damaged)
+        with pytest.raises(DataError, match=message):
+            open_dataset(dataset.name)
+        meta.write_text(whole)
+    (dataset.path / "val.bin").unlink()
+    with pytest.raises(DataError, match="val.bin is missing"):
+        open_dataset(dataset.name)
+
+
+def test_a_hub_data_set_is_streamed_once_and_then_read_from_what_was_kept(tmp_path):
+    """A folder of Parquet goes the way of a hub data set; the second reading needs it no more."""
+    texts = ["one\r\n", "\u732b", "two\u2028lines"]
+    file, kept = put_parquet(tmp_path / "hub" / "train-00000.parquet", texts), tmp_path / "kept.jsonl"
+    name = str(file.parent)
+    for _ in range(2):
+        read = list(sources.hub(name, None, "train", "text", kept))
+        assert ["".join(pieces) for _, pieces in read] == texts
+        assert {source for source, _ in read} == {f"{name} (train)"}
+        file.unlink(missing_ok=True)
+    put_parquet(file, texts)
+    for split, field, message in [("test", "text", "cannot be read"), ("train", "x", "--field from text")]:
+        kept.unlink()
+        with pytest.raises(DataError, match=message):
+            list(sources.hub(name, None, split, field, kept))
+
+
+def test_a_hub_that_does_not_answer_and_a_wrong_name_are_told_apart(make, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+
+    def answer(error):
+        def dataset_info(*arguments, **options):
+            raise error
+
+        monkeypatch.setattr(hub.HfApi, "dataset_info", dataset_info)
+
+    answer(RuntimeError("Name or service not known\nmore"))
+    with pytest.raises(ConnectionError, match=r"did not answer \(Name or service not known\): connect"):
+        make(hub="no/where")
+    answer(hub.errors.RepositoryNotFoundError.__new__(hub.errors.RepositoryNotFoundError))
+    with pytest.raises(DataError, match="no data set no/where that you may read"):
+        make(hub="no/where")
+
+
+def test_fetched_files_are_checked_against_their_pin(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CACHE", tmp_path / "cache")
+    pin = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # SHA-256 of "abc" (FIPS 180)
+    with pytest.raises(ConnectionError, match=r"not the pinned file \(ba7816bf...\): do this"):
+        sources.fetched("f", pin, lambda: b"abd", "do this")
+    assert sources.fetched("f", pin, lambda: b"abc", "do this") == b"abc"
+    assert sources.fetched("f", pin, lambda: pytest.fail("it is there"), "do this") == b"abc"
+    (tmp_path / "cache" / "f").write_bytes(b"damaged")
+    assert sources.fetched("f", pin, lambda: b"abc", "do this") == b"abc"
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["f"]
+
+
+def test_the_command_tells_mistakes_in_one_sentence(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    command = [sys.executable, str(ROOT / "prepare.py"), str(tmp_path / "set"), "--files", "a.txt"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "prepare.py: a.txt is not UTF-8 at byte 3: save it as UTF-8 or leave it out\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]

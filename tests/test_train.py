@@ -1,0 +1,356 @@
+"""The training loop: exact resumption, the same work for every design, and a way out of every mistake."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import prepare
+import train
+from data import open_dataset
+from data.loader import Windows
+from model import GPT
+from runtime.errors import EnvironmentFault, UserError
+
+ROOT = Path(__file__).parent.parent
+TINY = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--block_size", "16", "--batch_size", "4",
+        "--eval_interval", "10", "--eval_tokens", "500", "--save_interval", "15", "--log_interval", "3"]  # fmt: skip
+
+
+def some_text(words, seed=0):
+    draw = random.Random(seed)
+    vocabulary = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 6))) for _ in range(40)]
+    return " ".join(draw.choices(vocabulary, k=words)) + "\n"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """The path of a small prepared data set."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "text.txt").write_text(some_text(3000))
+    prepare.main([str(folder / "set"), "--files", str(folder / "text.txt")])
+    return str(folder / "set")
+
+
+@pytest.fixture(autouse=True)
+def handlers_come_back():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def go(dataset, tmp_path):
+    """Train in a folder of the test's: go("a", "--max_steps", "5") trains in a."""
+
+    def train_in(name, *flags, status=0):
+        assert train.main(["--dataset", dataset, "--out_dir", str(tmp_path / name), *TINY, *flags]) == status
+        return tmp_path / name
+
+    return train_in
+
+
+def rows(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in ("elapsed", "tokens_per_s")} for line in lines]
+
+
+def content(run, checkpoint="last", name="model.safetensors"):
+    return (run / checkpoint / name).read_bytes()
+
+
+def assert_same_run(run, reference):
+    assert rows(run) == rows(reference)
+    for part in [("last", "model.safetensors"), ("last", "optimizer.safetensors"), ("best", "model.safetensors")]:
+        assert content(run, *part) == content(reference, *part)
+
+
+HEADS = {"mha": [], "gqa": ["--n_kv_head", "2"], "mqa": ["--n_kv_head", "1"]}
+HARD = ["--dropout", "0.1", "--attention_dropout", "0.1", "--micro_batch_size", "2"]
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_a_resumed_run_is_bitwise_the_run_that_was_never_stopped(go, heads):
+    whole = go("whole", "--max_steps", "40", *HARD, *heads)
+    half = go("half", "--max_steps", "20", "--decay_steps", "40", *HARD, *heads)
+    assert train.main(["--resume", str(half), "--max_steps", "40"]) == 0
+    assert_same_run(half, whole)
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+def test_sigterm_finishes_the_step_saves_and_can_be_resumed_more_than_once(go, dataset, tmp_path, heads):
+    whole = go("whole", "--max_steps", "40", *HARD, *heads)
+    stopped, copy = tmp_path / "stopped", tmp_path / "copy"
+    command = [sys.executable, ROOT / "train.py", "--dataset", dataset, "--out_dir", stopped, *TINY, *HARD, *heads]
+    # The signal comes from inside, at a step of our choosing, so that the test does not race with the run.
+    at_20 = "import os, runpy, signal, sys; from data.loader import Windows; batch = Windows.batch\n"
+    at_20 += "def late(self, step, rows):\n"
+    at_20 += "    if step == 19 and rows.start == 0: os.kill(os.getpid(), signal.SIGTERM)\n"
+    at_20 += "    return batch(self, step, rows)\n"
+    at_20 += "Windows.batch = late; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", at_20, *command[1:], "--max_steps", "40"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 143 and f"--resume {stopped}" in done.stdout, done.stderr
+    assert json.loads((stopped / "last" / "meta.json").read_text())["step"] == 20
+    shutil.copytree(stopped, copy)
+    for run in (stopped, copy):
+        assert train.main(["--resume", str(run)]) == 0
+        assert_same_run(run, whole)
+
+
+def test_a_second_signal_ends_at_once():
+    code = (
+        "import os, signal; from runtime import runs; stop = runs.StopSignal(); os.kill(os.getpid(), signal.SIGINT)\n"
+        "print(stop.number, flush=True); os.kill(os.getpid(), signal.SIGINT); print('still here')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGINT and done.stdout.split() == ["2"]
+
+
+def test_how_often_one_evaluates_logs_or_saves_does_not_change_training(go):
+    often = go("often", "--max_steps", "12", "--dropout", "0.1", "--eval_interval", "1", "--log_interval", "1",
+               "--save_interval", "1")  # fmt: skip
+    never = go("never", "--max_steps", "12", "--dropout", "0.1", "--eval_interval", "99", "--log_interval", "99",
+               "--save_interval", "99")  # fmt: skip
+    assert content(often) == content(never)
+
+
+def test_a_run_shorter_than_every_interval_still_saves_and_reports(go):
+    run = go("short", "--max_steps", "2", "--eval_interval", "99", "--save_interval", "99")
+    assert json.loads((run / "last" / "meta.json").read_text())["step"] == 2
+    assert (run / "best" / "model.safetensors").is_file()
+    assert rows(run)[-1]["step"] == 2 and "val_loss" in rows(run)[-1]
+
+
+def test_accumulation_changes_neither_the_loss_nor_the_gradient(go):
+    losses = {}
+    for micro in ("4", "2", "1"):
+        run = go(f"m{micro}", "--max_steps", "12", "--log_interval", "1", "--micro_batch_size", micro)
+        losses[micro] = [row["train_loss"] for row in rows(run) if "train_loss" in row]
+        assert len(losses[micro]) == 12
+    assert losses["2"] == pytest.approx(losses["4"], abs=5e-6)
+    assert losses["1"] == pytest.approx(losses["4"], abs=5e-6)
+
+
+def test_designs_see_the_same_tokens_in_the_same_order(go, monkeypatch):
+    seen, batch = [], Windows.batch
+
+    def watched(self, step, rows):
+        x, y = batch(self, step, rows)
+        seen[-1].append((step, x.tolist(), y.tolist()))
+        return x, y
+
+    monkeypatch.setattr(Windows, "batch", watched)
+    for name, heads in HEADS.items():
+        seen.append([])
+        go(name, "--max_steps", "5", *heads)
+    assert len(seen[0]) == 5 and seen[0] == seen[1] == seen[2]
+
+
+def test_the_logged_loss_is_the_models_loss_on_the_steps_batch(go, dataset):
+    """ln(vocabulary) at the start, to the model's own figure computed here."""
+    run = go("one", "--max_steps", "1")
+    config = train.build((train.ModelConfig,), json.loads(content(run, "last", "meta.json"))["model"])[0]
+    x, y = Windows(open_dataset(dataset).train, 16, 4, seed=1).batch(0)
+    assert rows(run)[0]["train_loss"] == pytest.approx(GPT(config, seed=1)(x, y).item(), abs=1e-6)
+
+
+def test_the_last_evaluation_takes_the_whole_split_and_eval_only_repeats_it_and_changes_nothing(go, dataset, capsys):
+    run = go("run", "--max_steps", "10")
+    final = rows(run)[-1]
+    assert final["val_tokens"] == len(open_dataset(dataset).val) - 1
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert train.main(["--eval_only", "--resume", str(run)]) == 0
+    assert f"val loss {final['val_loss']:.4f}" in capsys.readouterr().out
+    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}
+    assert train.main(["--eval_only", "--resume", str(run), "--block_size", "8"]) == 0
+    assert "in windows of 8" in capsys.readouterr().out
+
+
+def test_best_is_kept_apart_from_last(go):
+    run = go("run", "--max_steps", "30", "--schedule", "trapezoid", "--learning_rate", "0.03", "--seed", "2")
+    short = [row for row in rows(run) if row.get("val_tokens", 1e9) < 505]
+    best = json.loads(content(run, "best", "meta.json"))
+    assert best["val_loss"] == min(row["val_loss"] for row in short)
+    assert best["step"] == min(short, key=lambda row: row["val_loss"])["step"]
+
+
+@pytest.mark.parametrize("bad", ["loss", "gradient"])
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(go, tmp_path, monkeypatch, bad):
+    forward, calls = GPT.forward, []
+
+    def planted(self, idx, targets=None, *args, **kwargs):
+        loss = forward(self, idx, targets, *args, **kwargs)
+        if self.training and targets is not None:
+            calls.append(1)
+            if len(calls) == 20 and bad == "loss":
+                loss = loss * float("nan")
+            if len(calls) == 20 and bad == "gradient":
+                loss.register_hook(lambda gradient: gradient * float("inf"))
+        return loss
+
+    monkeypatch.setattr(GPT, "forward", planted)
+    with pytest.raises(EnvironmentFault, match="step 20: .* diverged"):
+        go("run", "--max_steps", "40", "--log_interval", "7", "--save_interval", "4")
+    meta = json.loads(content(tmp_path / "run", "last", "meta.json"))
+    assert meta["step"] == 16
+    weights = safetensors.torch.load(content(tmp_path / "run"))
+    assert all(torch.isfinite(value).all() for value in weights.values())
+
+
+def test_a_learning_rate_far_too_high_ends_with_status_1_and_one_sentence(dataset, tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "train.py", "--dataset", dataset, "--out_dir", tmp_path / "r", *TINY,
+         "--learning_rate", "1e12", "--max_steps", "50"], capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and "diverged" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_folder_with_a_run_is_refused_unless_overwritten(go, tmp_path):
+    run = go("run", "--max_steps", "3")
+    (run / "mine.txt").write_text("not the run's")
+    first = content(run)
+    with pytest.raises(UserError, match="holds a run already"):
+        go("run", "--max_steps", "3", "--seed", "2")
+    assert content(run) == first
+    go("run", "--max_steps", "3", "--seed", "2", "--overwrite")
+    assert content(run) != first and rows(run)[0]["step"] == 1 and (run / "mine.txt").exists()
+
+
+def test_without_out_dir_the_next_free_folder_is_named_after_the_design(dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        train.main(["--dataset", dataset, str(ROOT / "config" / "mqa.toml"), *TINY, "--max_steps", "1"])
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mqa-1", "mqa-2"]
+
+
+def test_a_resumed_run_refuses_by_name_what_would_make_it_another(go):
+    run = go("run", "--max_steps", "3")
+    for flag, value in [("learning_rate", "1e-3"), ("n_head", "2"), ("seed", "5"), ("batch_size", "8")]:
+        with pytest.raises(UserError, match=f"{flag} cannot change with --resume"):
+            train.main(["--resume", str(run), f"--{flag}", value])
+    with pytest.raises(UserError, match="block_size can shrink but not grow: 32 is more than 16"):
+        train.main(["--resume", str(run), "--block_size", "32"])
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_a_resumed_run_may_shrink_its_context(go, positions):
+    run = go("run", "--max_steps", "3", "--positions", positions)
+    assert train.main(["--resume", str(run), "--block_size", "8", "--max_steps", "5"]) == 0
+    meta = json.loads(content(run, "last", "meta.json"))
+    assert meta["model"]["block_size"] == 8 and meta["step"] == 5
+
+
+def test_init_from_begins_a_new_run_with_the_weights_of_another(go, dataset, tmp_path):
+    old = go("old", "--max_steps", "10")
+    new = tmp_path / "new"
+    common = ["--dataset", dataset, "--out_dir", str(new), "--init_from", str(old)]
+    assert train.main([*common, "--max_steps", "1", "--learning_rate", "1e-9", "--weight_decay", "0"]) == 0
+    a, b = (safetensors.torch.load(content(run, which)) for run, which in ((old, "best"), (new, "last")))
+    assert all(torch.allclose(a[name], b[name], atol=1e-7) for name in a)
+    assert json.loads(content(new, "last", "meta.json"))["step"] == 1
+    with pytest.raises(UserError, match="n_layer cannot change with --init_from"):
+        train.main([*common[:3], str(tmp_path / "other"), *common[4:], "--n_layer", "3"])
+
+
+def test_data_that_do_not_match_the_checkpoint_are_refused(go, dataset, tmp_path):
+    run = go("run", "--max_steps", "2")
+    changed = Path(shutil.copytree(dataset, tmp_path / "changed"))
+    (tmp_path / "other.txt").write_text(some_text(3000, seed=9) + "XYZ")
+    prepare.main([str(tmp_path / "other"), "--files", str(tmp_path / "other.txt")])
+    with pytest.raises(UserError, match="is not in the tokens of"):
+        train.main(["--init_from", str(run), "--dataset", str(tmp_path / "other"), "--out_dir", str(tmp_path / "x")])
+    (tmp_path / "again.txt").write_text(some_text(3100))  # the same characters, another text
+    prepare.main([str(changed), "--files", str(tmp_path / "again.txt")])
+    meta = json.loads((run / "last" / "meta.json").read_text())
+    meta["train"]["dataset"] = str(changed)
+    (run / "last" / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match="has changed since"):
+        train.main(["--resume", str(run), "--max_steps", "4"])
+
+
+def test_ids_beyond_the_vocabulary_are_refused_and_a_padded_one_is_not(go):
+    with pytest.raises(UserError, match="has ids up to 9 and vocab_size is 5"):
+        go("small", "--vocab_size", "5", "--max_steps", "1")
+    go("padded", "--vocab_size", "16", "--max_steps", "1")
+
+
+def test_a_split_no_longer_than_the_context_is_refused_with_both_numbers(go):
+    with pytest.raises(ValueError, match=r"val.bin has [\d,]+ tokens and block_size 5,000 needs at least 5,001"):
+        go("long", "--block_size", "5000", "--max_steps", "1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--micro_batch_size", "3"], "batch_size 4 is not divisible by micro_batch_size 3"),
+        (["--batch_size", "none", "--batch_tokens", "40"], "batch_tokens 40 is not a multiple of block_size 16"),
+        (["--batch_tokens", "32"], "batch_tokens 32 is not batch_size 4 x 16"),
+        (["--n_head", "4", "--n_kv_head", "3"], "n_head 4 is not divisible by n_kv_head 3"),
+        (["--max_steps", "0"], "max_steps must be at least 1, not 0"),
+        (["--device", "tpu"], 'device "tpu" is not known'),
+        (["--eval_only"], "eval_only needs --resume"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(go, tmp_path, flags, message):
+    with pytest.raises(UserError, match=message):
+        go("run", *flags)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_may_be_given_in_tokens(go):
+    run = go("run", "--batch_size", "none", "--batch_tokens", "48", "--max_steps", "1")
+    assert rows(run)[0]["tokens"] == 48
+
+
+def test_bfloat16_is_refused_where_the_hardware_lacks_it(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    with pytest.raises(UserError, match="bfloat16 is not supported by this cpu; use --dtype float32"):
+        train.pick_dtype("bfloat16", torch.device("cpu"))
+    assert train.pick_dtype("auto", torch.device("cpu")) == torch.float32
+
+
+def test_a_full_disk_while_saving_ends_with_one_sentence_and_loses_nothing(dataset, tmp_path):
+    code = (
+        "import errno, os, runpy, sys; from runtime import checkpoint; sync = os.fsync; count = []\n"
+        "def full(descriptor):\n    count.append(1)\n"
+        "    if len(count) > 6: raise OSError(errno.ENOSPC, 'No space left on device')\n    sync(descriptor)\n"
+        "checkpoint.os.fsync = full; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, ROOT / "train.py", "--dataset", dataset, "--out_dir", tmp_path / "run", *TINY,
+         "--max_steps", "20", "--save_interval", "4"], cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and "the disk is full" in done.stderr and "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "run" / "last" / "meta.json").read_text())["step"] == 4
+
+
+def test_spare_time_is_not_counted_as_training(go, monkeypatch):
+    """A slow evaluation makes neither elapsed longer nor tokens_per_s lower."""
+    evaluate = train.evaluate
+
+    def slow(*args):
+        time.sleep(0.5)
+        return evaluate(*args)
+
+    monkeypatch.setattr(train, "evaluate", slow)
+    run = go("run", "--max_steps", "12", "--eval_interval", "2", "--save_interval", "99")
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if "elapsed" in line][-1]
+    assert last["elapsed"] < 2.0
+
+
+def test_several_processes_are_refused_for_now(dataset, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="not supported yet"):
+        train.main(["--dataset", dataset])
