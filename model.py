@@ -5,8 +5,8 @@ Read `Block.forward` first, then `GPT.hidden`. Shapes: B sequences, T tokens, n_
 
 import hashlib
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
@@ -48,9 +48,15 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        for field in fields(self):
+            choices, value = get_args(field.type), getattr(self, field.name)
+            if get_origin(field.type) is Literal and value not in choices:
+                raise ValueError(f"{field.name} must be one of {', '.join(choices)}, not {value}")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        if self.positions == "sinusoidal" and self.n_embd % 2:
+            raise ValueError(f"sinusoidal positions come in pairs: n_embd {self.n_embd} is odd")
         if self.positions != "rotary" and self.rope_theta is not None:
             raise ValueError(f"rope_theta {self.rope_theta} is not used with positions {self.positions}; unset it")
         if self.rope_theta is not None and self.rope_theta <= 0:
@@ -124,6 +130,7 @@ class GPT(nn.Module):
     rope_cos: Tensor  # (block_size, width / 2), as rope_sin
     rope_sin: Tensor
 
+    @torch.random.fork_rng(devices=[])  # what PyTorch's own layers draw, only to be replaced, leaves no trace
     def __init__(self, config: ModelConfig, seed: int = 1):
         super().__init__()
         if config.vocab_size is None:

@@ -95,7 +95,8 @@ class Survey:
             for number, piece in enumerate(pieces):
                 if number == 0:
                     self.documents[source] += 1
-                    self.places = min(self.places[0], place(piece)), max(self.places[1], place(piece))
+                    here = place(piece)
+                    self.places = min(self.places[0], here), max(self.places[1], here)
                 self.characters[source] += len(piece)
                 self.alphabet.update(piece)
                 yield piece
@@ -112,7 +113,7 @@ class Survey:
         left = total - math.ceil(total * self.val_fraction - 1e-6)  # characters until validation begins
         for source, pieces in documents:
             split = None
-            for piece in pieces:
+            for piece, last in with_last(pieces):
                 if self.many:
                     split = split or ("val" if place(piece) < limit else "train")
                 elif 0 < left <= len(piece):
@@ -120,9 +121,18 @@ class Survey:
                     piece, left, split = piece[left:], 0, "val"
                 else:
                     left, split = max(0, left - len(piece)), "train" if left else "val"
-                yield Part(source, split, piece, last=False)
-            if split:  # else the file was empty
-                yield Part(source, split, "", last=True)
+                yield Part(source, split, piece, last)
+
+
+def with_last(pieces: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Every piece, and whether it is the last."""
+    held = None
+    for piece in pieces:
+        if held is not None:
+            yield held, False
+        held = piece
+    if held is not None:
+        yield held, True
 
 
 def place(piece: str) -> float:
@@ -189,19 +199,22 @@ def encode(
     """
     counts: Counter[tuple[str, str]] = Counter()
     waiting: deque[tuple[list[Part], Future[list[np.ndarray]]]] = deque()
+    stop = np.array([tokenizer.end_id or 0], dtype=np.uint32)
 
     def ids(batch: list[Part]) -> list[np.ndarray]:
         return [tokenizer.encode(part.text) for part in batch]
 
     def write_first() -> None:
         batch, encoded = waiting.popleft()
+        arrays: dict[str, list[np.ndarray]] = {split: [] for split in writers}
         for part, array in zip(batch, encoded.result(), strict=True):
-            if end and part.last:
-                array = np.append(array, np.int64(tokenizer.end_id))
-            writers[part.split].write(array)
-            counts["tokens", part.source] += len(array)
+            ended = end and part.last
+            arrays[part.split] += [array, stop] if ended else [array]
+            counts["tokens", part.source] += len(array) + ended
             counts["characters", part.split] += len(part.text)
             counts["documents", part.split] += part.last
+        for split, writer in writers.items():
+            writer.write(np.concatenate(arrays[split] or [stop[:0]]))
 
     with ThreadPoolExecutor(workers) as pool:
         for batch in batches(recut(parts, tokenizer.safe_cut)):
@@ -221,10 +234,11 @@ def watched(items: Iterable[Any], what: str, total: int | None, size: Callable[[
         for item in items:
             yield item
             done += size(item)
-            bar.update(task, completed=done)
-            if bar.disable and time.monotonic() - told > 10:
-                print(f"{what}: {done:,}{of} characters", flush=True)
+            if time.monotonic() - told > (10 if bar.disable else 0.1):
                 told = time.monotonic()
+                if bar.disable:
+                    print(f"{what}: {done:,}{of} characters", flush=True)
+                bar.update(task, completed=done)
 
 
 @contextlib.contextmanager

@@ -93,7 +93,8 @@ def encode(text: str, what: str, tokenizer: Tokenizer) -> list[int]:
     if unknown := tokenizer.unknown(text):
         named = ", ".join(map(repr, unknown[:10])) + (" and others" if len(unknown) > 10 else "")
         raise UserError(
-            f"the {what} has {named}, unknown to the model's {tokenizer.kind} tokenizer: leave out"
+            f"the {what} has {named}, which the model's {tokenizer.kind} tokenizer does not know; "
+            "leave out what it was not trained on"
         )
     return tokenizer.encode(text).tolist()
 

@@ -196,7 +196,7 @@ class Logbook:
 
 
 def _keep_rows(path: Path, last_step: int) -> float:
-    """Drop rows after last_step, evaluations at it, and a torn line; return the elapsed seconds of the last row kept."""
+    """Drop rows after last_step, evaluations at it (made again) and torn lines; return the last `elapsed` kept."""
     kept, elapsed = [], 0.0
     content = path.read_bytes() if path.exists() else b""
     for line in content.splitlines():

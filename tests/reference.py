@@ -96,6 +96,4 @@ def reference_heads(attn: nn.Module, x: Tensor, theta: float | None = None) -> l
 def reference_attention(attn: nn.Module, x: Tensor, theta: float | None = None) -> Tensor:
     """Concat(head_1 .. head_h) W_O, (B, T, n_embd)."""
     heads = torch.cat(reference_heads(attn, x, theta), dim=-1)
-    if isinstance(attn.w_o, nn.Identity):
-        return heads
     return heads @ attn.w_o.weight.T + (0 if attn.w_o.bias is None else attn.w_o.bias)

@@ -62,8 +62,10 @@ def test_the_block_equals_a_loop_over_separate_heads(layout, path, extra):
     torch.testing.assert_close(attn(x), reference_attention(attn, x), atol=1e-10, rtol=0)
 
 
-def test_grouped_heads_equal_full_heads_with_copied_keys_and_values():
-    grouped, full, x = build(n_head=4, n_kv_head=2), build(n_head=4), random(2, 6, 32)
+@both_paths
+def test_grouped_heads_equal_full_heads_with_copied_keys_and_values(path):
+    grouped, full = (build(n_head=4, n_kv_head=n, attention_path=path) for n in (2, 4))
+    x = random(2, 6, 32)
     weights = grouped.state_dict()
     for name in ("w_k.weight", "w_v.weight"):
         a, b = weights[name].split(8)  # the two heads
@@ -134,6 +136,12 @@ def test_heads_do_not_meet_before_w_o():
         slice_of_w_o = attn.w_o.weight[:, j * 8 : (j + 1) * 8]  # (n_embd, head_dim)
         torch.testing.assert_close(whole - attn(x), heads[j] @ slice_of_w_o.T, atol=1e-10, rtol=0)
         hook.remove()
+
+
+def test_without_w_o_the_block_returns_the_concatenated_heads():
+    attn, x = build(n_head=4, n_kv_head=2, w_o=False), random(2, 6, 32)
+    torch.testing.assert_close(attn(x), torch.cat(reference_heads(attn, x), dim=-1), atol=1e-10, rtol=0)
+    assert {name for name, _ in attn.named_parameters()} == {"w_q.weight", "w_k.weight", "w_v.weight"}
 
 
 @pytest.mark.parametrize("n_head", [1, 2, 3, 4, 6, 8, 12, 24])

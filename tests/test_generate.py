@@ -45,7 +45,7 @@ def shares(probabilities, draws=20_000, **options):
         ({"top_p": 0.6}, [0, 5 / 8, 3 / 8]),
         ({"top_p": 0.9}, [0.2, 0.5, 0.3]),
         ({"top_p": 0.6, "top_k": 2}, [0, 1, 0]),  # of 5/8 and 3/8 the first alone reaches 0.6
-        ({"temperature": 1e-300}, [0, 1, 0]),
+        ({"temperature": 1e-310}, [0, 1, 0]),
         ({"temperature": 0}, [0, 1, 0]),
     ],
 )
@@ -53,6 +53,14 @@ def test_ids_are_drawn_with_the_probabilities_of_the_definition(options, expecte
     for share, probability in zip(shares([0.2, 0.5, 0.3], **options), expected, strict=True):
         # five standard deviations of a share of 20,000 draws; what is ruled out never comes
         assert abs(share - probability) <= 5 * math.sqrt(probability * (1 - probability) / 20_000)
+
+
+@pytest.mark.parametrize("draw", [0.0, 1 - 2**-24])  # the first and the last that torch.rand can give
+def test_what_is_ruled_out_is_not_drawn_by_an_extreme_number_either(monkeypatch, draw):
+    monkeypatch.setattr(torch, "rand", lambda *size, generator: torch.full(size, draw))
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.5, 1.0]])
+    assert choose(logits, [None], top_k=1).tolist() == [3]
+    assert choose(logits, [None], top_p=0.7).tolist() == ([1] if draw == 0 else [3])
 
 
 def test_a_negative_temperature_is_refused():

@@ -122,6 +122,15 @@ def test_a_whole_last_row_without_its_line_end_is_kept(tmp_path):
     assert [row["step"] for row in rows(tmp_path)] == [10, 20, 30]
 
 
+def test_a_resumed_run_makes_the_evaluation_at_its_first_step_again(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(
+        b'{"step": 10, "val_loss": 2.0}\n{"step": 20, "train_loss": 1.0}\n{"step": 20, "val_loss": 1.0}\n'
+    )
+    open_logbook(tmp_path, start_step=20)
+    assert [list(row)[1] for row in rows(tmp_path)] == ["val_loss", "train_loss"]
+    assert [row["step"] for row in rows(tmp_path)] == [10, 20]
+
+
 def test_a_resumed_run_without_its_log_starts_one(tmp_path):
     open_logbook(tmp_path, start_step=20).log(30, 0, val_loss=1.0)
     assert [row["step"] for row in rows(tmp_path)] == [30]

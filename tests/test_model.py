@@ -14,8 +14,8 @@ from model import GPT, ModelConfig
 # The formula
 
 
-def reference_norm(norm: nn.Module, x: Tensor) -> Tensor:
-    if isinstance(norm, nn.LayerNorm):
+def reference_norm(config: ModelConfig, norm: nn.Module, x: Tensor) -> Tensor:
+    if config.norm == "layernorm":
         x = x - x.mean(-1, keepdim=True)
     x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
     return x if getattr(norm, "bias", None) is None else x + norm.bias
@@ -53,14 +53,18 @@ def reference_position(model: GPT, x: Tensor) -> Tensor:
 def reference_logits(model: GPT, idx: Tensor) -> Tensor:
     config, x = model.config, reference_position(model, model.embed.weight[idx])
     for block in model.blocks:
+
+        def attend(x: Tensor, block: nn.Module = block) -> Tensor:
+            return reference_attention(block.attn, x, config.rope_theta)
+
         if config.norm_position == "pre":
-            x = x + reference_attention(block.attn, reference_norm(block.norm_attn, x), config.rope_theta)
-            x = x + reference_mlp(block.mlp, reference_norm(block.norm_mlp, x))
+            x = x + attend(reference_norm(config, block.norm_attn, x))
+            x = x + reference_mlp(block.mlp, reference_norm(config, block.norm_mlp, x))
         else:
-            x = reference_norm(block.norm_attn, x + reference_attention(block.attn, x, config.rope_theta))
-            x = reference_norm(block.norm_mlp, x + reference_mlp(block.mlp, x))
+            x = reference_norm(config, block.norm_attn, x + attend(x))
+            x = reference_norm(config, block.norm_mlp, x + reference_mlp(block.mlp, x))
     if config.norm_position == "pre":
-        x = reference_norm(model.norm, x)
+        x = reference_norm(config, model.norm, x)
     return x @ (model.embed if config.tie_embeddings else model.head).weight.T
 
 
@@ -72,7 +76,6 @@ VARIANTS = [
     {"bias": True, "norm": "layernorm", "activation": "swiglu"},
     {"n_kv_head": 2, "head_dim": 10},
     {"qk_norm": True},
-    {"w_o": False},
     {"tie_embeddings": True},
     {"d_ff": 50},
 ]
@@ -107,6 +110,16 @@ def test_dropout_acts_on_the_embeddings_and_on_each_sublayers_output_and_only_in
     torch.testing.assert_close(model.hidden(idx), model.norm(model.embed(idx)))
     model.dropout.register_forward_hook(lambda module, args, out: torch.zeros_like(out))
     assert not model.hidden(idx).any()
+
+
+def test_biases_are_in_every_layer_but_the_head_or_nowhere():
+    model = GPT(tiny(bias=True, norm="layernorm", activation="swiglu", n_layer=1))
+    without = {
+        name for name, m in model.named_modules() if hasattr(m, "weight") and getattr(m, "bias", None) is None
+    }
+    assert without == {"embed", "head"}
+    plain = GPT(tiny(bias=False, norm="layernorm", activation="swiglu", n_layer=1))
+    assert [name for name, _ in plain.named_parameters() if "bias" in name] == []
 
 
 @every_layout

@@ -169,7 +169,7 @@ def test_a_text_without_any_place_to_cut_is_encoded_in_bounded_pieces(make, monk
 
 @pytest.mark.parametrize("total", [None, 30])
 def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, capsys, total):
-    clock = iter(range(0, 100, 4))
+    clock = iter(range(0, 1000, 4))
     monkeypatch.setattr("prepare.time.monotonic", lambda: next(clock))
     assert list(prepare.watched(["abc"] * 10, "reading", total, len)) == ["abc"] * 10
     lines = capsys.readouterr().out.splitlines()

@@ -22,9 +22,10 @@ ROOT = Path(__file__).parent.parent
 LETTERS = CharTokenizer("\n abcdefgh")
 
 
-def save_run(folder, tokenizer=LETTERS, name="last", damage=False):
-    """A run of a small model whose text varies."""
-    config = ModelConfig(vocab_size=tokenizer.vocab_size, block_size=16, n_layer=1, n_head=2, n_embd=16)
+def save_run(folder, tokenizer=LETTERS, name="last", damage=False, padding=0):
+    """A run of a small model whose text varies; padding: slots in its vocabulary that stand for nothing."""
+    slots = tokenizer.vocab_size + padding
+    config = ModelConfig(vocab_size=slots, block_size=16, n_layer=1, n_head=2, n_embd=16)
     weights = {key: 8 * value.detach() for key, value in GPT(config).named_parameters()}
     if damage:
         weights["head.weight"][0] = torch.nan
@@ -68,8 +69,25 @@ def test_the_seed_repeats_a_text_and_a_call_without_it_tells_its_own(letters, co
     assert command(letters, "--seed", re.search(r"seed (\d+)", notes)[1])[1] == first
 
 
-def test_greedy_needs_no_seed(letters, command):
-    assert command(letters, "--temperature", 0)[1] == command(letters, "--temperature", 0)[1]
+def test_greedy_needs_no_seed_and_is_what_one_choice_leaves(letters, command):
+    greedy = command(letters, "--temperature", 0)[1]
+    for words in (["--temperature", 0], ["--top_k", 1], ["--top_p", 1e-9]):
+        assert command(letters, *words)[1] == greedy
+
+
+def test_slots_without_a_token_are_never_written(tmp_path, command):
+    assert len(command(save_run(tmp_path, padding=50), "--prompt", "a")[1]) == 1 + 60 + 1
+
+
+def test_every_token_is_shown_when_it_is_made(letters, command, monkeypatch):
+    class Terminal(io.StringIO):
+        def flush(self):
+            shown.append(len(self.getvalue()))
+
+    shown = []
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    command(letters, "--prompt", "a", "--max_new_tokens", 5)
+    assert shown[:7] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_sample_is_the_same_however_many_are_asked_for(letters, command):
