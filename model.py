@@ -21,7 +21,7 @@ from attention.rotary import rotary_tables
 class ModelConfig:
     """The model. What is left unset is filled in here, so that a built config holds every number."""
 
-    n_layer: int = 4  # blocks
+    n_layer: int = 3  # blocks
     n_head: int = 8  # query heads
     n_kv_head: int | None = None  # K/V heads: unset = n_head (MHA), 1 = MQA, between = GQA
     head_dim: int | None = None  # width of one head; unset = n_embd / n_head
@@ -33,7 +33,7 @@ class ModelConfig:
     attention_path: Literal["fused", "scratch"] = "fused"  # PyTorch's kernel, or the one written out
     attention_dropout: float = 0.0  # share of attention weights dropped; above 0 the path is scratch
     dropout: float = 0.0  # share of embeddings and of each sublayer's output dropped
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"  # normalisation
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation
     norm_position: Literal["pre", "post"] = "pre"  # before a sublayer, or after its residual sum
     activation: Literal["relu2", "relu", "gelu", "gelu_tanh", "swiglu"] = "relu2"  # of the MLP
     positions: Literal["rotary", "learned", "sinusoidal", "none"] = "rotary"  # position information
@@ -41,6 +41,7 @@ class ModelConfig:
     bias: bool = False  # biases in linear layers and LayerNorm
     qk_norm: bool = False  # RMSNorm of queries and keys, without weights
     w_o: bool = True  # the output projection that mixes the heads
+    init: Literal["scaled", "gpt2"] = "scaled"  # by fan-in with sublayers' outputs at zero, or 0.02 as in GPT-2
     tie_embeddings: bool = False  # one matrix for the token embedding and the output head
 
     def __post_init__(self):
@@ -83,7 +84,7 @@ class MLP(nn.Module):
         h = self.w_in(x)  # (B, T, d_ff)
         match self.activation:
             case "relu2":
-                h = F.relu(h).square()
+                h = F.relu(h) * h  # relu(h)^2, at less cost than squaring
             case "relu":
                 h = F.relu(h)
             case "gelu":
@@ -127,7 +128,7 @@ class GPT(nn.Module):
     """A decoder-only language model. `seed` fixes the initial values."""
 
     sinusoids: Tensor  # (block_size, n_embd)
-    rope_cos: Tensor  # (block_size, width / 2), as rope_sin
+    rope_cos: Tensor  # (block_size, width), as rope_sin
     rope_sin: Tensor
 
     @torch.random.fork_rng(devices=[])  # what PyTorch's own layers draw, only to be replaced, leaves no trace
@@ -140,8 +141,9 @@ class GPT(nn.Module):
         if config.positions == "learned":
             self.embed_position = nn.Embedding(config.block_size, config.n_embd)
         elif config.positions == "sinusoidal":
-            cos, sin = rotary_tables(config.block_size, config.n_embd, 10000.0)  # Vaswani et al. 2017, 3.5
-            table = torch.stack((sin, cos), dim=-1).flatten(1)  # sin, cos, sin, cos ... (block_size, n_embd)
+            cos, sin = rotary_tables(config.block_size, config.n_embd, 10000.0)  # the same angles
+            half = config.n_embd // 2  # Vaswani et al. 2017, 3.5: sin, cos, sin, cos ...
+            table = torch.stack((sin[:, half:], cos[:, half:]), dim=-1).flatten(1)  # (block_size, n_embd)
             self.register_buffer("sinusoids", table, persistent=False)
         elif config.positions == "rotary":
             width = DESIGNS[config.design].rotary_width(config)
@@ -172,9 +174,13 @@ class GPT(nn.Module):
             else:
                 key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
-                std = 0.02
-                if name.endswith(("w_o.weight", "mlp.w_out.weight")):
-                    std /= math.sqrt(2 * self.config.n_layer)  # 2 n_layer such outputs add up in the stream
+                is_output = name.endswith(("w_o.weight", "mlp.w_out.weight"))  # it adds to the stream
+                if self.config.init == "gpt2":  # Radford et al. 2019: 2 n_layer outputs add up
+                    std = 0.02 / math.sqrt(2 * self.config.n_layer) if is_output else 0.02
+                elif name.startswith("blocks"):  # every block begins as the identity
+                    std = 0.0 if is_output else 0.5 / math.sqrt(parameter.shape[1])
+                else:
+                    std = 0.02
                 parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
 
     def hidden(self, idx: Tensor, cache: KVCache | None = None) -> Tensor:

@@ -147,7 +147,7 @@ def recut(parts: Iterable[Part], cut: Callable[[str], int]) -> Iterator[Part]:
     for part in parts:
         held += part.text
         end = len(held) if part.last or len(held) > LONGEST else cut(held)
-        if end or part.last:
+        if end:
             yield part._replace(text=held[:end])
             held = held[end:]
 
@@ -183,7 +183,7 @@ def make_tokenizer(config: PrepareConfig, survey: Survey, parts: Iterator[Part])
                 taken += len(part.text)
                 yield part.text
 
-    asked = config.vocab_size or 4096
+    asked = 4096 if config.vocab_size is None else config.vocab_size
     tokenizer = train_bpe(sample(), asked, end=survey.many)
     if tokenizer.vocab_size < asked:
         print(f"{tokenizer.vocab_size:,} ids where {asked:,} were asked: the text has no more pairs to merge")

@@ -12,7 +12,8 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -45,8 +46,8 @@ class TrainConfig:
     dataset: str = "shakespeare"  # a name in data/ (python prepare.py NAME), or the path of a prepared folder
     out_dir: str | None = None  # folder of the run; unset = the next free runs/DESIGN-N
     seed: int = 1  # of initial values, order of the data, and dropout
-    max_steps: int = 1000  # steps in all
-    batch_size: int | None = None  # sequences a step; unset = 16, or what batch_tokens says
+    max_steps: int = 1500  # steps in all
+    batch_size: int | None = None  # sequences a step; unset = 8, or what batch_tokens says
     batch_tokens: int | None = None  # or the same in tokens a step
     micro_batch_size: int | None = None  # sequences at a time on the device; unset = batch_size, no accumulation
     optimizer: Literal["adamw"] = "adamw"
@@ -57,7 +58,7 @@ class TrainConfig:
     final_lr: float = 0.05  # what is left of it then, as a share of the peak
     weight_decay: float = 0.1  # of matrices and tables
     beta1: float = 0.9  # of AdamW
-    beta2: float = 0.99  # of AdamW
+    beta2: float = 0.95  # of AdamW
     grad_clip: float = 1.0  # largest norm of the gradient; 0 = no limit
     eval_interval: int = 250  # steps between evaluations
     eval_tokens: int = 100_000  # validation tokens for them; the last evaluation takes the whole split
@@ -139,16 +140,17 @@ def main(argv: list[str]) -> int:
         load_weights(model, crop_positions(tensors, model_config.block_size), source)
     if config.resume:
         step, best_loss = meta["step"], meta["best_loss"] or math.inf
+        if step > config.max_steps:
+            raise UserError(f"max_steps {config.max_steps} is behind {former}, which has done {step} steps")
         tensors = read_tensors(source, "optimizer.safetensors", meta)
         load_optimizer_tensors(model, optimizer, crop_positions(tensors, model_config.block_size))
 
-    def score(start: int = 0, stop: int | None = None) -> Score:
+    def score(start: int = 0, stop: int | None = None, progress: Callable[[float], None] | None = None) -> Score:
         return evaluate(
             model, dataset.val, dataset.tokenizer.token_bytes, model_config.block_size, config.micro_batch_size,
-            start, stop, autocast(device, dtype), log.evaluating if log else None,
+            start, stop, autocast(device, dtype), progress,
         )  # fmt: skip
 
-    log = None
     if config.eval_only:
         result = score()
         print(f"{former} at step {step}: val loss {result} in windows of {model_config.block_size}")
@@ -157,9 +159,11 @@ def main(argv: list[str]) -> int:
     # The run's folder and its log.
     stop = StopSignal()
     files = [Path(word).stem for word in argv if word.endswith(".toml")]
-    name = "-".join(files) or "mha"
+    heads = (model_config.n_head, model_config.n_kv_head)
+    name = "-".join(files) or ("mha" if heads == (8, 8) else "h{}kv{}".format(*heads))
     out_dir = Path(config.resume) if config.resume else new_folder(config.out_dir, name, config.overwrite)
-    (out_dir / "settings.toml").write_text(to_toml(model_config, config), encoding="utf-8")
+    kept = replace(config, resume=None, overwrite=False)  # what would begin this run once more
+    (out_dir / "settings.toml").write_text(to_toml(model_config, kept), encoding="utf-8")
     log = Logbook(
         out_dir, start_step=step, max_steps=config.max_steps, tokens_per_step=tokens_per_step, wandb=config.wandb,
         wandb_project=config.wandb_project, settings=as_dict(model_config, config),
@@ -174,19 +178,26 @@ def main(argv: list[str]) -> int:
         + f" {out_dir}"
     )  # fmt: skip
 
+    saved = -1  # the step that `last` holds
+
     def save(name: str, val_loss: float | None = None) -> None:
+        nonlocal saved
+        if unseen:
+            look()
         with log.pause():
             state = {
                 "step": step,
                 "best_loss": best_loss if best_loss < math.inf else None,
                 "val_loss": val_loss,
                 "model": as_dict(model_config),
-                "train": as_dict(config),
+                "train": as_dict(kept),
                 "tokenizer": dataset.tokenizer.to_meta(),
                 "dataset": {"name": dataset.name, "fingerprint": dataset.fingerprint},
             }
             moments = optimizer_tensors(model, optimizer) if name == "last" else None
             save_checkpoint(out_dir / name, state, dict(model.named_parameters()), moments)
+        if name == "last":
+            saved = step
 
     def record(result: Score) -> None:
         values = {"val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte, "val_tokens": result.tokens}
@@ -215,15 +226,17 @@ def main(argv: list[str]) -> int:
                     whole = len(dataset.val) - 1  # targets in the split
                     windows_in_part = max(1, min(config.eval_tokens, whole) // model_config.block_size)
                     part = windows_in_part * model_config.block_size
-                    result = score(0, part)
+                    result = score(0, part, log.evaluating)
                     if step % config.eval_interval == 0:
                         record(result)
                     if result.loss < best_loss:
                         best_loss = result.loss
                         save("best", best_loss)
                     if step == config.max_steps:
-                        record(result + score(part) if part < whole else result)
-            if step >= config.max_steps or stop.number:
+                        record(result + score(part, None, log.evaluating) if part < whole else result)
+            if step == config.max_steps or stop.number:
+                if saved < step:
+                    save("last")
                 break
 
             # One step: the batch in slices, the mean of their losses, one update.
@@ -248,8 +261,6 @@ def main(argv: list[str]) -> int:
             if step == 1 or step % config.log_interval == 0:
                 log.log(step, step * tokens_per_step, train_loss=look(), lr=learning_rate(step - 1, config))
             if step % config.save_interval == 0 or step == config.max_steps or stop.number:
-                if unseen:
-                    look()
                 save("last")  # before the evaluation, so that a stop there loses nothing
     finally:
         log.close()
@@ -280,7 +291,7 @@ def with_vocabulary(model_config: ModelConfig, dataset: Dataset) -> ModelConfig:
 
 def with_batch(config: TrainConfig, block_size: int) -> TrainConfig:
     """The run's settings with the batch in sequences; UserError if it does not divide."""
-    batch_size = config.batch_size or 16
+    batch_size = config.batch_size or 8
     if config.batch_tokens:
         batch_size, rest = divmod(config.batch_tokens, block_size)
         if rest or not batch_size:

@@ -40,13 +40,14 @@ class GroupedAttention(nn.Module):
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         B, T, _ = x.shape
-        q = self.w_q(x).view(B, T, self.n_head, self.head_dim).transpose(1, 2)  # (B, n_head, T, head_dim)
-        k = self.w_k(x).view(B, T, self.n_kv_head, self.head_dim).transpose(1, 2)  # (B, n_kv_head, T, head_dim)
-        v = self.w_v(x).view(B, T, self.n_kv_head, self.head_dim).transpose(1, 2)  # (B, n_kv_head, T, head_dim)
+        q = self.w_q(x).view(B, T, self.n_head, self.head_dim)
+        k = self.w_k(x).view(B, T, self.n_kv_head, self.head_dim)
+        v = self.w_v(x).view(B, T, self.n_kv_head, self.head_dim)
         if self.qk_norm:  # without weights, so that every head layout keeps the same parameters
             q, k = F.rms_norm(q, (self.head_dim,)), F.rms_norm(k, (self.head_dim,))
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, n_head or n_kv_head, T, head_dim)
         if cache is not None:
             k, v = cache.append(k, v)  # (B, n_kv_head, S, head_dim)
         if self.scratch:

@@ -5,14 +5,19 @@ from torch import Tensor
 
 
 def rotary_tables(length: int, width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each (length, width / 2): position p turns pair i by p * theta^(-2i / width)."""
+    """Cosines and sines, each (length, width): position p turns pair i by p * theta^(-2i / width).
+
+    Pair i is (x[i], x[i + width / 2]), so that each table holds its width / 2 angles twice; the sines of the
+    first half are negative, as the rotation of a pair wants them.
+    """
     frequency = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)  # (width / 2,)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency  # (length, width / 2)
-    return angle.cos().float(), angle.sin().float()
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((cos, cos), dim=-1).float(), torch.cat((-sin, sin), dim=-1).float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x[i], x[i + width / 2]) of x (B, heads, T, width) by the angles of T positions, +theta."""
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)  # (T, width / 2)
+    """Turn the pairs of x (B, T, heads, width) by the angles of T positions: cos and sin are (T, width)."""
+    cos, sin = cos.to(x.dtype)[:, None], sin.to(x.dtype)[:, None]  # (T, 1, width), the same for every head
     a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return x * cos + torch.cat((b, a), dim=-1) * sin  # (a cos - b sin, b cos + a sin)

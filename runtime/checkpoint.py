@@ -34,7 +34,7 @@ def save_checkpoint(
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        parts = {"model.safetensors": weights} | ({"optimizer.safetensors": optimizer} if optimizer else {})
+        parts = {"model.safetensors": weights} | ({} if optimizer is None else {"optimizer.safetensors": optimizer})
         sums = {}
         for name, tensors in parts.items():
             content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})

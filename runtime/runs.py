@@ -27,7 +27,7 @@ def continued(classes: tuple[type, type], meta: dict[str, Any], given: dict[str,
     """
     model_class, run_class = classes
     if "resume" in given:
-        how, saved = "resume", meta["train"] | {"overwrite": False, "init_from": None}
+        how, saved = "resume", meta["train"] | {"init_from": None}
         free = MAY_CHANGE | ({"eval_only", "dataset"} if given.get("eval_only") else set())
     else:
         how, saved = "init_from", {}

@@ -17,7 +17,14 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "runs", "wandb", "__pycache__", "shakespeare", ".*_cache", ".cache")
+
+
+def left_out(folder: str, names: list[str]) -> list[str]:
+    """What a copy does without: hidden folders, runs, and prepared data sets."""
+    below_data = Path(folder) == ROOT / "data"
+    return [n for n in names if n[0] in "._" and n != "__init__.py" or n in ("runs", "wandb")
+            or below_data and (Path(folder) / n).is_dir()]  # fmt: skip
+
 
 KERNEL, GROUPED, CACHE, ROTARY = (f"attention/{name}.py" for name in ("kernel", "grouped", "cache", "rotary"))
 ATTENTION = ["tests/test_attention.py"]
@@ -27,6 +34,10 @@ CHECKPOINT = ["tests/test_checkpoint.py"]
 EVALUATE = ["tests/test_evaluate.py"]
 OPTIM = ["tests/test_optim.py"]
 LOADER = ["tests/test_loader.py"]
+TOKENFILE = ["tests/test_tokenfile.py"]
+SETTINGS = ["tests/test_settings.py"]
+LOGBOOK = ["tests/test_logbook.py"]
+GENERATE = ["tests/test_generate.py"]
 
 MUTANTS = [
     (
@@ -69,8 +80,8 @@ MUTANTS = [
      "buffer[:, :, : part.size(-2)] = part", ATTENTION),
     ("the cache keeps query heads", GROUPED, "return [(config.n_kv_head, config.head_dim)] * 2",
      "return [(config.n_head, config.head_dim)] * 2", ATTENTION),
-    ("rotary turns backwards", ROTARY, "(a * cos - b * sin, b * cos + a * sin)",
-     "(a * cos + b * sin, b * cos - a * sin)", ATTENTION + MODEL),
+    ("rotary turns backwards", ROTARY, "torch.cat((-sin, sin), dim=-1)", "torch.cat((sin, -sin), dim=-1)",
+     ATTENTION + MODEL),
     ("rotary turns values, not keys", GROUPED, "q, k = rotate(q, *rope), rotate(k, *rope)",
      "q, v = rotate(q, *rope), rotate(v, *rope)", ATTENTION + MODEL),
     ("attention dropout stays on the fused path", GROUPED, ' or config.attention_dropout > 0', "", ATTENTION),
@@ -81,8 +92,11 @@ MUTANTS = [
      "x = self.dropout(self.attn(self.norm_attn(x), rope, cache))", MODEL),
     ("post-norm is pre-norm", "model.py", 'config.norm_position == "pre"\n        self.norm_attn',
      'True\n        self.norm_attn', MODEL),
-    ("ReLU^2 is ReLU", "model.py", "F.relu(h).square()", "F.relu(h)", MODEL),
+    ("ReLU^2 is ReLU", "model.py", "F.relu(h) * h", "F.relu(h)", MODEL),
     ("the head is not tied", "model.py", "            self.head.weight = self.embed.weight", "            pass", MODEL),
+    ("GPT-2's outputs are not scaled by depth", "model.py", "0.02 / math.sqrt(2 * self.config.n_layer) if is_output",
+     "0.02 if is_output", MODEL),
+    ("blocks do not begin as the identity", "model.py", "0.0 if is_output", "0.02 if is_output", MODEL),
     ("FLOPs leave out the backward pass", "model.py", "return 6 * weights", "return 2 * weights", MODEL),
     ("dropout is not keyed to the step", "train.py",
      "                torch.manual_seed(stable_seed(config.seed, step, micro))", "                pass", TRAIN),
@@ -95,7 +109,7 @@ MUTANTS = [
     ("the gradient is not clipped", "train.py", "config.grad_clip or math.inf", "math.inf", TRAIN),
     ("every evaluation is the best", "train.py", "if result.loss < best_loss:", "if True:", TRAIN),
     ("a run that diverged goes on", "train.py", "if not math.isfinite(loss + norm):", "if False:", TRAIN),
-    ("the last evaluation is a short one", "train.py", "record(result + score(part) if part < whole else result)",
+    ("the last evaluation is a short one", "train.py", "record(result + score(part, None, log.evaluating) if part < whole else result)",
      "record(result)", TRAIN),
     ("the first step has no learning rate", "runtime/optim.py", "(step + 1) / config.warmup_steps",
      "step / config.warmup_steps", OPTIM),
@@ -116,7 +130,26 @@ MUTANTS = [
     ("every seed has the same order", "data/loader.py", "default_rng((self.seed, number))",
      "default_rng((0, number))", LOADER),
     ("targets are the inputs", "data/loader.py", "both[:, 1:].contiguous()", "both[:, :-1].contiguous()", LOADER),
-    ("a token file's length is not checked", "data/tokenfile.py", "LATER", "LATER", ["tests/test_tokenfile.py"]),
+    ("a token file's length is not checked", "data/tokenfile.py", "if size != expected:", "if False:", TOKENFILE),
+    ("a token file gets its name before it is synced", "data/tokenfile.py",
+     "                os.fsync(file.fileno())\n", "                pass\n", TOKENFILE),
+    ("an earlier settings file wins", "runtime/settings.py", 'given |= _checked(read_toml(file), kinds, f"{file}: ")',
+     'given = _checked(read_toml(file), kinds, f"{file}: ") | given', SETTINGS),
+    ("files win over the shell", "runtime/settings.py", "    given |= _checked(flags, kinds)\n",
+     "    given = _checked(flags, kinds) | given\n", SETTINGS),
+    ("true is a whole number", "runtime/settings.py", "type(value) is self.type", "isinstance(value, self.type)", SETTINGS),
+    ("rows of steps that were never saved stay in the log", "runtime/logbook.py", 'if row["step"] < last_step or',
+     'if row["step"] < 10**9 or', LOGBOOK),
+    ("evaluations count as training time", "runtime/logbook.py", "            self._zero += time.perf_counter() - self._paused_at\n",
+     "            pass\n", LOGBOOK),
+    ("all samples share one random stream", "runtime/generate.py", 'f"{seed}/sample/{k}"', 'f"{seed}/sample"', GENERATE),
+    ("padded vocabulary slots are drawn", "runtime/generate.py", "[:n, :vocab_size]", "[:n]", GENERATE),
+    ("top_p leaves out the token that reaches it", "runtime/generate.py", "before >= top_p", "before + falling >= top_p", GENERATE),
+    ("the window's start depends on the prompt", "runtime/generate.py",
+     "    start = window_start(len(prompt), block_size)\n", "    start = max(0, len(prompt) - block_size)\n", GENERATE),
+    ("the window moves and the cache stays", "runtime/generate.py", "            cache.clear()\n", "            pass\n", GENERATE),
+    ("half a character is written", "runtime/generate.py", 'decode_bytes([token]))',
+     'decode_bytes([token]), final=True)', GENERATE),
 ]  # fmt: skip
 
 
@@ -125,7 +158,7 @@ def try_mutant(mutant: tuple[str, str, str, str, list[str]]) -> tuple[str, str]:
     name, file, right, wrong, tests = mutant
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
-        shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
+        shutil.copytree(ROOT, copy, ignore=left_out)
         source = (copy / file).read_text(encoding="utf-8")
         if source.count(right) != 1:
             return name, f"STALE: {file} holds its text {source.count(right)} times"

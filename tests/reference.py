@@ -37,7 +37,7 @@ def tiny(**settings) -> ModelConfig:
     small = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16, "vocab_size": 20}
     plain = {"norm": "rmsnorm", "norm_position": "pre", "activation": "relu2", "positions": "rotary"}
     off = {"bias": False, "qk_norm": False, "tie_embeddings": False, "dropout": 0.0, "attention_dropout": 0.0}
-    return ModelConfig(**(small | plain | off | settings))
+    return ModelConfig(**(small | plain | off | {"init": "gpt2"} | settings))
 
 
 def lively(module: nn.Module, std: float = 0.3) -> nn.Module:

@@ -118,8 +118,9 @@ def test_the_scratch_path_carries_the_shapes_of_the_formula(n_kv_head):
         out = attn(random(B, S, H))
 
     assert (tapped, concatenated, out.shape) == ([(B, h, S, S)], [(B, S, H)], (B, S, H))
-    expected = [(B, S, H), (B, S, h, d), (B, h, S, d)]  # q
-    expected += 2 * [(B, S, g * d), (B, S, g, d), (B, g, S, d)]  # k, v
+    expected = [(B, S, H), (B, S, h, d)]  # q
+    expected += 2 * [(B, S, g * d), (B, S, g, d)]  # k, v
+    expected += [(B, h, S, d), (B, g, S, d), (B, g, S, d)]  # q, k, v by heads
     expected += [(B, h, S, S), (B, h, S, d), (B, S, H), (B, S, H)]  # scores, heads, concatenation, output
     remaining = iter(steps)
     for shape in expected:
@@ -342,19 +343,22 @@ def test_a_cleared_cache_begins_again_in_the_same_memory():
 def test_position_p_turns_the_first_pair_by_p_radians_by_hand():
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     expected = [[1.0, 0.0], [math.cos(1), math.sin(1)], [-math.sin(2), math.cos(2)]]
-    torch.testing.assert_close(rotate(x, *rotary_tables(3, 2, 10000.0)), torch.tensor(expected))
+    turned_x = rotate(x[:, None], *rotary_tables(3, 2, 10000.0))  # one head
+    torch.testing.assert_close(turned_x[:, 0], torch.tensor(expected))
 
 
 @pytest.mark.parametrize("theta", [10000.0, 500.0])
 def test_rotation_is_a_product_of_complex_numbers(theta):
     x = random(2, 3, 9, 8)
-    torch.testing.assert_close(rotate(x, *rotary_tables(9, 8, theta)), turned(x, theta), atol=1e-6, rtol=0)
+    rotated = rotate(x.transpose(1, 2), *rotary_tables(9, 8, theta)).transpose(1, 2)
+    torch.testing.assert_close(rotated, turned(x, theta), atol=1e-6, rtol=0)
 
 
 def test_rotated_scores_depend_on_the_distance_alone():
     cos, sin = rotary_tables(40, 8, 10000.0)
     q, k = random(8, seed=1), random(8, seed=2)
-    scores = rotate(q.expand(40, 8), cos, sin) @ rotate(k.expand(40, 8), cos, sin).T  # (query, key)
+    q, k = (rotate(x.expand(40, 1, 8), cos, sin)[:, 0] for x in (q, k))
+    scores = q @ k.T  # (query, key)
     for distance in range(-39, 40):
         same = scores.diagonal(distance)
         torch.testing.assert_close(same, same[:1].expand_as(same), atol=1e-5, rtol=0)

@@ -186,6 +186,19 @@ def test_initial_values_have_the_intended_spread():
             assert abs(p.mean().item()) < 0.1 * expected, name
 
 
+def test_scaled_initial_values_follow_the_fan_in_and_every_block_begins_as_the_identity():
+    config = tiny(init="scaled", n_embd=128, d_ff=512, vocab_size=128)
+    model = GPT(config)
+    for name, p in model.named_parameters():
+        if name.endswith(("w_o.weight", "w_out.weight")):
+            assert not p.any(), name
+        elif "norm" not in name:
+            expected = 0.5 / math.sqrt(128) if name.startswith("blocks") else 0.02
+            assert p.std().item() == pytest.approx(expected, rel=0.07), name
+    idx = random_tokens(2, 8, vocab_size=128)
+    torch.testing.assert_close(model.hidden(idx), model.norm(model.embed(idx)), atol=1e-6, rtol=0)
+
+
 # Decoding from the cache
 
 

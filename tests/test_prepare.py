@@ -68,14 +68,21 @@ def test_a_tenth_of_tinyshakespeare_is_111_540_characters(make):
     assert (len(dataset.train), len(dataset.val)) == (1_003_854, 111_540)
 
 
+def test_held_out_characters_are_counted_without_rounding_errors(make):
+    assert 100 * 0.07 > 7
+    assert len(make({"a.txt": "x" * 100}, val_fraction=0.07).val) == 7
+
+
 def test_char_counts_its_symbols_in_both_splits(make):
     dataset = make({"a.txt": "ab" * 50 + "cd"})
     assert dataset.tokenizer.characters == "abcd"
     assert dataset.vocab_size == 4
 
 
+@pytest.mark.parametrize("piece", [7, 1 << 20])
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
-def test_documents_end_with_the_end_id_and_stay_whole(make, tokenizer):
+def test_documents_end_with_the_end_id_and_stay_whole(make, monkeypatch, tokenizer, piece):
+    monkeypatch.setattr(sources, "PIECE", piece)
     dataset = make({"a.jsonl": jsonl(WORDS)}, tokenizer=tokenizer, val_fraction=0.3)
     end = dataset.tokenizer.end_id
     assert end == dataset.vocab_size - 1
@@ -165,6 +172,8 @@ def test_a_text_without_any_place_to_cut_is_encoded_in_bounded_pieces(make, monk
     monkeypatch.setattr(prepare, "LONGEST", 400)
     text = "abcd" * 1000
     assert "".join(decoded(make({"a.txt": text}, tokenizer="bpe", vocab_size=260))) == text
+    parts = [prepare.Part("a.txt", "train", text[i : i + 100], last=False) for i in range(0, 4000, 100)]
+    assert {len(part.text) for part in prepare.recut(parts, lambda text: 0)} == {500}
 
 
 @pytest.mark.parametrize("total", [None, 30])
@@ -272,6 +281,7 @@ def test_paths_that_hold_nothing_are_refused(make, tmp_path):
         ({"files": ("gone.txt",)}, "gone.txt does not exist"),
         ({"files": (str(tmp_path / "empty"),)}, r"empty holds no .txt, .md, .jsonl, .parquet file"),
         ({"files": (str(tmp_path / "a.txt"),), "field": "x"}, "leave it out"),
+        ({"files": (str(tmp_path / "a.txt"),), "tokenizer": "bpe", "vocab_size": 0}, "at least 256"),
     ]:
         with pytest.raises(DataError, match=message):
             make(**settings)

@@ -149,6 +149,7 @@ def test_ids_do_not_depend_on_a_safe_cut():
 
 def test_a_safe_cut_is_found_far_from_the_end_and_is_zero_where_there_is_none():
     assert safe_cut("one two" + "x" * 10_000) == 3
+    assert safe_cut("x" * 10_000 + " end") == 10_000
     assert [safe_cut(text) for text in ("", " ", "word", " word", "\n\n  x", "a\tb")] == [0] * 6
     assert make("byte").safe_cut("word") == make("char").safe_cut("word") == 4
 

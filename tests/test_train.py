@@ -1,6 +1,7 @@
 """The training loop: exact resumption, the same work for every design, and a way out of every mistake."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -106,6 +107,22 @@ def test_sigterm_finishes_the_step_saves_and_can_be_resumed_more_than_once(go, d
     for run in (stopped, copy):
         assert train.main(["--resume", str(run)]) == 0
         assert_same_run(run, whole)
+
+
+def test_a_stop_during_an_evaluation_loses_no_step(go, tmp_path, monkeypatch):
+    whole = go("whole", "--max_steps", "20")
+    evaluate = train.evaluate
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "evaluate", interrupted)
+        go("run", "--max_steps", "20", "--save_interval", "99", status=143)
+    assert json.loads(content(tmp_path / "run", "last", "meta.json"))["step"] == 10
+    assert train.main(["--resume", str(tmp_path / "run")]) == 0
+    assert_same_run(tmp_path / "run", whole)
 
 
 def test_a_second_signal_ends_at_once():
@@ -240,6 +257,8 @@ def test_a_resumed_run_refuses_by_name_what_would_make_it_another(go):
     for flag, value in [("learning_rate", "1e-3"), ("n_head", "2"), ("seed", "5"), ("batch_size", "8")]:
         with pytest.raises(UserError, match=f"{flag} cannot change with --resume"):
             train.main(["--resume", str(run), f"--{flag}", value])
+    with pytest.raises(UserError, match="max_steps 2 is behind"):
+        train.main(["--resume", str(run), "--max_steps", "2"])
     with pytest.raises(UserError, match="block_size can shrink but not grow: 32 is more than 16"):
         train.main(["--resume", str(run), "--block_size", "32"])
 
@@ -250,6 +269,13 @@ def test_a_resumed_run_may_shrink_its_context(go, positions):
     assert train.main(["--resume", str(run), "--block_size", "8", "--max_steps", "5"]) == 0
     meta = json.loads(content(run, "last", "meta.json"))
     assert meta["model"]["block_size"] == 8 and meta["step"] == 5
+
+
+def test_a_runs_settings_file_repeats_it_even_after_it_was_resumed(go, tmp_path):
+    run = go("run", "--max_steps", "4", "--decay_steps", "8")
+    assert train.main(["--resume", str(run), "--max_steps", "8"]) == 0
+    assert train.main([str(run / "settings.toml"), "--out_dir", str(tmp_path / "again")]) == 0
+    assert_same_run(tmp_path / "again", run)
 
 
 def test_init_from_begins_a_new_run_with_the_weights_of_another(go, dataset, tmp_path):
@@ -319,6 +345,27 @@ def test_bfloat16_is_refused_where_the_hardware_lacks_it(monkeypatch):
     with pytest.raises(UserError, match="bfloat16 is not supported by this cpu; use --dtype float32"):
         train.pick_dtype("bfloat16", torch.device("cpu"))
     assert train.pick_dtype("auto", torch.device("cpu")) == torch.float32
+
+
+def test_bfloat16_trains_where_the_hardware_has_it(go):
+    try:
+        train.pick_dtype("bfloat16", torch.device("cpu"))
+    except UserError:
+        pytest.skip("this processor has no bfloat16")
+    losses = [
+        rows(go(dtype, "--dtype", dtype, "--max_steps", "1"))[0]["train_loss"] for dtype in ("bfloat16", "float32")
+    ]
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], abs=0.05)
+
+
+def test_the_gradient_is_clipped(go):
+    """Clipped to almost nothing it falls below AdamW's epsilon, and the weights hardly move."""
+    free, clipped = (
+        safetensors.torch.load(content(go(clip, "--grad_clip", clip, "--weight_decay", "0", "--max_steps", "3")))
+        for clip in ("0", "1e-12")
+    )
+    start = GPT(train.ModelConfig(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=10), seed=1).head.weight
+    assert (free["head.weight"] - start).abs().mean() > 1e-3 > 1e-5 > (clipped["head.weight"] - start).abs().mean()
 
 
 def test_a_full_disk_while_saving_ends_with_one_sentence_and_loses_nothing(dataset, tmp_path):

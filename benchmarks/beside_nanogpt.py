@@ -1,0 +1,126 @@
+"""nanoGPT's CPU recipe beside ours, run in turn, every model scored by our full pass.
+
+    git clone a nanoGPT checkout somewhere else, then
+    python benchmarks/beside_nanogpt.py PATH/TO/nanoGPT --text tinyshakespeare.txt --seeds 3 --short 750 > results.json
+
+For every seed three runs, one after the other: nanoGPT's recipe by its own train.py (in a copy of the checkout, with
+its seed replaced), config/nanogpt-cpu.toml by ours, and the default settings, once with the steps given by --short.
+Prints JSON: steps a second (the median over the run; evaluations left out), seconds of training, and the loss over
+the whole validation split in windows of 64 tokens.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a script in a folder of its own, not a part of the program
+
+from data import open_dataset  # noqa: E402
+from model import GPT, ModelConfig  # noqa: E402
+from runtime.evaluate import evaluate  # noqa: E402
+from runtime.settings import build, read_toml  # noqa: E402
+
+FLAGS = [
+    "--device=cpu", "--compile=False", "--eval_iters=20", "--log_interval=1", "--block_size=64", "--batch_size=12",
+    "--n_layer=4", "--n_head=4", "--n_embd=128", "--max_iters=2000", "--lr_decay_iters=2000", "--dropout=0.0",
+]  # fmt: skip
+
+
+def ours_from_nanogpt(checkpoint: Path) -> GPT:
+    """nanoGPT's weights in our model of the same shape; its joint q, k, v projection is cut in three."""
+    theirs = torch.load(checkpoint, map_location="cpu", weights_only=True)["model"]
+    names = ModelConfig.__dataclass_fields__
+    settings = {k: v for k, v in read_toml(str(ROOT / "config/nanogpt-cpu.toml")).items() if k in names}
+    model = GPT(build((ModelConfig,), settings | {"vocab_size": 65})[0])
+    ours = {"embed.weight": theirs["transformer.wte.weight"], "embed_position.weight": theirs["transformer.wpe.weight"],
+            "norm.weight": theirs["transformer.ln_f.weight"], "head.weight": theirs["lm_head.weight"]}  # fmt: skip
+    for i in range(4):
+        block, here = f"transformer.h.{i}.", f"blocks.{i}."
+        q, k, v = theirs[block + "attn.c_attn.weight"].chunk(3)
+        ours |= {f"{here}attn.w_{name}.weight": part for name, part in zip("qkv", (q, k, v), strict=True)}
+        for name, there in {"attn.w_o": "attn.c_proj", "mlp.w_in": "mlp.c_fc", "mlp.w_out": "mlp.c_proj",
+                            "norm_attn": "ln_1", "norm_mlp": "ln_2"}.items():  # fmt: skip
+            ours[f"{here}{name}.weight"] = theirs[f"{block}{there}.weight"]
+    model.load_state_dict(ours, strict=True)
+    return model
+
+
+def run_nanogpt(folder: Path, seed: int, dataset: str) -> dict[str, float]:
+    source = (folder / "train.py").read_text()
+    (folder / "train_seed.py").write_text(source.replace("manual_seed(1337 ", f"manual_seed({seed} "))
+    command = [sys.executable, "train_seed.py", "config/train_shakespeare_char.py", *FLAGS]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    times = [float(ms) / 1000 for ms in re.findall(r"^iter \d+: loss .* time ([\d.]+)ms", done.stdout, re.M)]
+    step = statistics.median(times)
+    data = open_dataset(dataset)
+    model = ours_from_nanogpt(folder / "out-shakespeare-char" / "ckpt.pt")
+    score = evaluate(model, data.val, data.tokenizer.token_bytes, 64, 64)
+    return {"steps_per_s": 1 / step, "training_s": 2000 * step, "loss_64": score.loss}
+
+
+def run_ours(name: str, flags: list[str], seed: int, dataset: str, folder: Path) -> dict[str, float]:
+    out_dir = folder / f"{name}-{seed}"
+    base = [sys.executable, str(ROOT / "train.py"), "--dataset", dataset]
+    command = [*base, *flags, "--seed", str(seed), "--out_dir", str(out_dir)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    rows = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if "tokens_per_s" in row]
+    settings = read_toml(str(out_dir / "settings.toml"))
+    tokens = settings["batch_size"] * settings["block_size"]
+    text = subprocess.run([*base[:2], "--eval_only", "--resume", str(out_dir), "--block_size", "64"],
+                          capture_output=True, text=True, check=True).stdout  # fmt: skip
+    return {
+        "steps_per_s": statistics.median(row["tokens_per_s"] for row in trained) / tokens,
+        "training_s": [row["elapsed"] for row in rows if "elapsed" in row][-1],
+        "loss_64": float(re.search(r"val loss ([\d.]+)", text)[1]),
+        "loss": rows[-1]["val_loss"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("nanogpt", type=Path, help="a checkout of nanoGPT")
+    parser.add_argument("--text", type=Path, required=True, help="tinyshakespeare, 1,115,394 characters")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--short", type=int, default=700, help="steps of the default settings' short run")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(arguments.nanogpt, folder / "nanoGPT", ignore=shutil.ignore_patterns(".git", "out-*"))
+        shakespeare = folder / "nanoGPT" / "data" / "shakespeare_char"
+        shutil.copy(arguments.text, shakespeare / "input.txt")
+        subprocess.run([sys.executable, "prepare.py"], cwd=shakespeare, check=True, capture_output=True)
+        dataset = str(folder / "tinyshakespeare")
+        prepare = [sys.executable, str(ROOT / "prepare.py"), dataset, "--files", str(arguments.text)]
+        subprocess.run(prepare, check=True, capture_output=True)
+        runs: dict[str, list[dict[str, float]]] = {"nanogpt": [], "ours": [], "default": [], "default_short": []}
+        for seed in range(1, arguments.seeds + 1):
+            runs["nanogpt"].append(run_nanogpt(folder / "nanoGPT", seed, dataset))
+            ours = [str(ROOT / "config/nanogpt-cpu.toml"), "--dataset", dataset]
+            runs["ours"].append(run_ours("ours", ours, seed, dataset, folder))
+            runs["default_short"].append(
+                run_ours("short", ["--max_steps", str(arguments.short)], seed, dataset, folder)
+            )
+            runs["default"].append(run_ours("default", [], seed, dataset, folder))
+            print(json.dumps({name: values[-1] for name, values in runs.items()}), file=sys.stderr, flush=True)
+    mean = {
+        name: {key: statistics.mean(run[key] for run in values) for key in values[0]} for name, values in runs.items()
+    }
+    machine = {"cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads(),
+               "cores": os.cpu_count(), "torch": torch.__version__, "short_steps": arguments.short}  # fmt: skip
+    print(json.dumps({"machine": machine, "mean": mean, "runs": runs}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
