@@ -3,8 +3,6 @@
     python train.py                                   the default model on Shakespeare
     python train.py config/gqa-2.toml --seed 2        another design: a file of settings, then flags
     python train.py --resume runs/gqa-2-1             go on where a run stopped
-
-`main` is the whole story: settings, data, model, then the loop.
 """
 
 import hashlib
