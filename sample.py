@@ -32,7 +32,7 @@ class SampleConfig:
     # folder of a training run; if left out, the newest in runs/
     run: Annotated[str | None, tyro.conf.Positional] = None
     checkpoint: Literal["best", "last"] = "best"  # the one of lowest validation loss, or the newest
-    prompt: str = ""  # text to go on from; without one, a new line
+    prompt: str = ""  # text to go on from; without one, a blank line
     prompt_file: str | None = None  # file with the text to go on from; - is standard input
     num_samples: int = 1  # texts to write; the first is shown while it is made
     max_new_tokens: int = 500  # length of a text without its prompt, if nothing ends it before
@@ -100,9 +100,9 @@ def encode(text: str, what: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def default_start(tokenizer: Tokenizer) -> list[int]:
-    """What every tokenizer can begin with: a new line, or the end of the text before, or id 0."""
+    """What every tokenizer can begin with: a blank line, or the end of the text before, or id 0."""
     if not tokenizer.unknown("\n"):
-        return tokenizer.encode("\n").tolist()
+        return tokenizer.encode("\n\n").tolist()  # where a paragraph, in a play a speaker's name, begins
     return [tokenizer.end_id or 0]
 
 

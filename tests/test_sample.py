@@ -193,13 +193,17 @@ def test_help_tells_what_makes_a_text_repeatable_and_what_happens_past_the_conte
 def test_text_comes_while_it_is_made_and_a_closed_pipe_or_ctrl_c_ends_it_quietly(letters):
     line = [sys.executable, ROOT / "sample.py", letters, "--prompt", "abc", "--max_new_tokens", "1000000"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    closed, stopped = (subprocess.Popen(line, **pipes) for _ in range(2))
+
+    def heed_ctrl_c():  # a shell that starts us in the background makes its children ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    closed, stopped = (subprocess.Popen(line, preexec_fn=heed_ctrl_c, **pipes) for _ in range(2))
     assert closed.stdout.read(20).startswith(b"abc")
     closed.stdout.close()
     assert stopped.stdout.read(20).startswith(b"abc")
     stopped.send_signal(signal.SIGINT)
-    out, err = stopped.communicate(timeout=30)
+    out, err = stopped.communicate(timeout=120)
     assert (stopped.returncode, out[-1:]) == (130, b"\n")
-    closed.wait(timeout=30)
+    closed.wait(timeout=120)
     for told in (err, closed.stderr.read()):
         assert b"Traceback" not in told and b"Error" not in told
