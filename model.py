@@ -47,8 +47,8 @@ class ModelConfig:
     def __post_init__(self):
         for name in ("n_layer", "n_head", "n_kv_head", "head_dim", "n_embd", "d_ff", "block_size", "vocab_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            if value is not None and not 1 <= value < 2**31:
+                raise ValueError(f"{name} must be at least 1 and below 2^31, not {value}")
         for field in fields(self):
             choices, value = get_args(field.type), getattr(self, field.name)
             if get_origin(field.type) is Literal and value not in choices:
@@ -60,8 +60,8 @@ class ModelConfig:
             raise ValueError(f"sinusoidal positions come in pairs: n_embd {self.n_embd} is odd")
         if self.positions != "rotary" and self.rope_theta is not None:
             raise ValueError(f"rope_theta {self.rope_theta} is not used with positions {self.positions}; unset it")
-        if self.rope_theta is not None and self.rope_theta <= 0:
-            raise ValueError(f"rope_theta must be above 0, not {self.rope_theta}")
+        if self.rope_theta is not None and not 0 < self.rope_theta < math.inf:
+            raise ValueError(f"rope_theta must be above 0 and finite, not {self.rope_theta}")
         filled: dict[str, float] = {"d_ff": self.d_ff or 4 * self.n_embd}
         if self.positions == "rotary":
             filled["rope_theta"] = self.rope_theta or 10000.0

@@ -45,11 +45,16 @@ class PrepareConfig:
     field: str | None = None  # field of rows that holds the text (text if unset)
     tokenizer: Literal["char", "byte", "bpe", "gpt2"] = "char"  # bpe is learned from the training split
     vocab_size: int | None = None  # ids of the bpe tokenizer (4096 if unset)
+    like: str | None = None  # instead: the tokenizer of this prepared data set, to go on from a run on it
     val_fraction: float = 0.1  # share held out: the end of one text, or some of many documents
     workers: int | None = None  # threads that encode (if unset, one for each CPU for bpe and gpt2)
 
     def __post_init__(self) -> None:
         built_in = not self.files and not self.hub
+        if "" in (*self.files, self.hub):
+            raise ValueError("--files or --hub is empty: give the path of a text or OWNER/NAME")
+        if self.like and (self.tokenizer != "char" or self.vocab_size):
+            raise ValueError("--like brings a tokenizer of its own: leave --tokenizer and --vocab_size out")
         if self.files and self.hub:
             raise ValueError("--files and --hub are two sources of text: give one of them")
         if built_in and Path(self.name).name not in BUILT_IN:
@@ -61,6 +66,8 @@ class PrepareConfig:
             raise ValueError("--subset and --split choose from a hub data set: give --hub or leave them out")
         if built_in and self.field:
             raise ValueError("--field chooses from rows: give --files or --hub or leave it out")
+        if self.vocab_size is not None and self.vocab_size >= 2**31:
+            raise ValueError(f"vocab_size must be below 2^31, not {self.vocab_size}")
         if self.vocab_size is not None and self.tokenizer != "bpe":
             raise ValueError(f"vocab_size is for --tokenizer bpe, not {self.tokenizer}: leave it out")
         if not 0 < self.val_fraction < 1:
@@ -166,6 +173,11 @@ def batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 def make_tokenizer(config: PrepareConfig, survey: Survey, parts: Iterator[Part]) -> Tokenizer:
     """The tokenizer that was asked for; with many documents it has an id for the end of one."""
+    if config.like:
+        tokenizer = data.open_dataset(config.like).tokenizer
+        if survey.many and tokenizer.end_id is None:
+            raise DataError(f"{config.like} is one text without an end-of-text token: give one file, not several")
+        return tokenizer
     if config.tokenizer == "char":
         return CharTokenizer(sorted(survey.alphabet), end=survey.many)
     if config.tokenizer == "byte":

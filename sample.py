@@ -44,6 +44,8 @@ class SampleConfig:
     device: str = "auto"  # auto, cpu, cuda, cuda:1 or mps
 
     def __post_init__(self) -> None:
+        if self.run == "":
+            raise ValueError("RUN is empty; name the folder of a run, or leave it out for the newest")
         for name in ("num_samples", "max_new_tokens", "top_k"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")

@@ -33,7 +33,7 @@ from runtime.errors import EnvironmentFault, UserError, run
 from runtime.evaluate import Score, evaluate
 from runtime.logbook import Logbook
 from runtime.optim import learning_rate, load_optimizer_tensors, make_optimizer, optimizer_tensors
-from runtime.runs import StopSignal, check_data, continued, new_folder
+from runtime.runs import StopSignal, check_data, continued, hold, new_folder, python, write_settings
 from runtime.settings import as_dict, build, describe, parse, to_toml
 
 
@@ -76,8 +76,8 @@ class TrainConfig:
         for name in ("max_steps", "batch_size", "batch_tokens", "micro_batch_size", "decay_steps", "eval_interval",
                      "eval_tokens", "log_interval", "save_interval"):  # fmt: skip
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            if value is not None and not 1 <= value < 2**31:
+                raise ValueError(f"{name} must be at least 1 and below 2^31, not {value}")
         for name in ("seed", "warmup_steps", "weight_decay", "grad_clip"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
@@ -89,10 +89,11 @@ class TrainConfig:
             raise ValueError(f"learning_rate must be above 0, not {self.learning_rate}")
         if not 0 <= self.final_lr <= 1:
             raise ValueError(f"final_lr is a share of the peak, from 0 to 1, not {self.final_lr}")
+        for name in ("dataset", "out_dir", "resume", "init_from"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty; give a name or leave it out")
         if self.eval_only and not self.resume:
             raise ValueError("eval_only needs --resume RUN to say what to evaluate")
-        if self.resume and self.init_from:
-            raise ValueError("resume goes on with a run and init_from begins a new one: give one of them")
         decay_steps = self.decay_steps or self.max_steps
         warmup_steps = min(100, decay_steps // 10) if self.warmup_steps is None else self.warmup_steps
         if warmup_steps > decay_steps:
@@ -105,7 +106,9 @@ def main(argv: list[str]) -> int:
     """Train as the command line says; returns the exit status."""
     # Settings: from files and flags, or from the checkpoint of the run that goes on.
     (model_config, config), given = parse(argv, ModelConfig, TrainConfig, prog="train.py", description=__doc__)
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if {"resume", "init_from"} <= given.keys():
+        raise UserError("resume goes on with a run and init_from begins a new one: give one of them")
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
         raise UserError("training on several processes is not supported yet; start train.py without torchrun")
     former = config.resume or config.init_from  # the run whose weights this one begins with
     if former:
@@ -117,6 +120,7 @@ def main(argv: list[str]) -> int:
 
     # Data.
     dataset = open_or_prepare(config.dataset)
+    dataset.verify()
     if former:
         check_data(dataset, meta, former, exact=bool(config.resume) and not config.eval_only)
     model_config = with_vocabulary(model_config, dataset)
@@ -140,6 +144,8 @@ def main(argv: list[str]) -> int:
         step, best_loss = meta["step"], meta["best_loss"] or math.inf
         if step > config.max_steps:
             raise UserError(f"max_steps {config.max_steps} is behind {former}, which has done {step} steps")
+        if model_config.block_size != meta["model"]["block_size"]:
+            best_loss = math.inf  # losses of windows of another length do not compare
         tensors = read_tensors(source, "optimizer.safetensors", meta)
         load_optimizer_tensors(model, optimizer, crop_positions(tensors, model_config.block_size))
 
@@ -150,6 +156,7 @@ def main(argv: list[str]) -> int:
         )  # fmt: skip
 
     if config.eval_only:
+        print(f"evaluating {len(dataset.val) - 1:,} tokens", file=sys.stderr, flush=True)
         result = score()
         print(f"{former} at step {step}: val loss {result} in windows of {model_config.block_size}")
         return 0
@@ -160,12 +167,13 @@ def main(argv: list[str]) -> int:
     heads = (model_config.n_head, model_config.n_kv_head)
     name = "-".join(files) or ("mha" if heads == (8, 8) else "h{}kv{}".format(*heads))
     out_dir = Path(config.resume) if config.resume else new_folder(config.out_dir, name, config.overwrite)
-    kept = replace(config, resume=None, overwrite=False)  # what would begin this run once more
-    (out_dir / "settings.toml").write_text(to_toml(model_config, kept), encoding="utf-8")
+    lock = hold(out_dir)
     log = Logbook(
         out_dir, start_step=step, max_steps=config.max_steps, tokens_per_step=tokens_per_step, wandb=config.wandb,
         wandb_project=config.wandb_project, settings=as_dict(model_config, config),
     )  # fmt: skip
+    kept = replace(config, resume=None, overwrite=False)  # what would begin this run once more
+    write_settings(out_dir, to_toml(model_config, kept))
     log.note(describe(model_config, config, given=given))
     log.note(
         f"{model.num_parameters():,} parameters ({model.num_parameters(embeddings=False):,} without embeddings), "
@@ -176,7 +184,7 @@ def main(argv: list[str]) -> int:
         + f" {out_dir}"
     )  # fmt: skip
 
-    saved = -1  # the step that `last` holds
+    saved = step if config.resume else -1  # the step that `last` holds
 
     def save(name: str, val_loss: float | None = None) -> None:
         nonlocal saved
@@ -209,9 +217,9 @@ def main(argv: list[str]) -> int:
         for number, (loss, norm) in enumerate(values, step - len(values) + 1):
             if not math.isfinite(loss + norm):
                 raise EnvironmentFault(
-                    f"step {number}: the loss is {loss} and its gradient's norm {norm}: training has diverged; the "
-                    f"last good checkpoint is kept in {out_dir}; lower learning_rate {config.learning_rate:g} or "
-                    f"raise warmup_steps {config.warmup_steps}"
+                    f"step {number}: the loss is {loss} and its gradient's norm {norm}: training has diverged; "
+                    + (f"the last good checkpoint is kept in {out_dir}; " if saved >= 0 else "nothing was saved yet; ")
+                    + f"lower learning_rate {config.learning_rate:g} or raise warmup_steps {config.warmup_steps}"
                 )
         unseen.clear()
         return values[-1][0]
@@ -231,6 +239,7 @@ def main(argv: list[str]) -> int:
                         best_loss = result.loss
                         save("best", best_loss)
                     if step == config.max_steps:
+                        log.note(f"evaluating the whole validation split, {whole:,} tokens")
                         record(result + score(part, None, log.evaluating) if part < whole else result)
             if step == config.max_steps or stop.number:
                 if saved < step:
@@ -262,10 +271,11 @@ def main(argv: list[str]) -> int:
                 save("last")  # before the evaluation, so that a stop there loses nothing
     finally:
         log.close()
+        lock.close()
     if stop.number:
-        print(f"stopped after step {step}; go on with: python train.py --resume {out_dir}")
+        print(f"stopped after step {step}; go on with: {python()} train.py --resume {out_dir}")
         return 128 + stop.number
-    print(f"done; write text with: python sample.py {out_dir}")
+    print(f"done; write text with: {python()} sample.py {out_dir}")
     return 0
 
 

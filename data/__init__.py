@@ -37,6 +37,11 @@ class Dataset:
         """SHA-256 over the tokenizer and the ids of both splits, taken when they were written."""
         return self.meta["fingerprint"]
 
+    def verify(self) -> None:
+        """Read both splits whole; DataError if they are not what was prepared, one bit or all of it."""
+        if fingerprint(self.tokenizer, self.train.sha256(), self.val.sha256()) != self.fingerprint:
+            raise DataError(f"{self.path}: the token files are not the ones prepared: prepare the data set again")
+
 
 def fingerprint(tokenizer: Tokenizer, train_sha256: str, val_sha256: str) -> str:
     """SHA-256 that two data sets share only if their tokenizers and their ids are the same."""
@@ -69,7 +74,7 @@ def open_dataset(name: str) -> Dataset:
         meta["fingerprint"].encode("ascii")
     except DataError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path / 'meta.json'} is damaged ({error!r}): prepare the data set again") from None
     dataset = Dataset(name, path, TokenFile(path / "train.bin"), TokenFile(path / "val.bin"), tokenizer, meta)
     if [len(dataset.train), len(dataset.val)] != counts:

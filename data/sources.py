@@ -120,6 +120,8 @@ def list_files(paths: Iterable[str]) -> list[Path]:
     for path in map(Path, paths):
         if not path.exists():
             raise DataError(f"{path} does not exist: give --files the paths of texts or of folders of them")
+        if not path.is_dir() and not path.is_file():
+            raise DataError(f"{path} is no file that can be read twice: save its text to a file first")
         files = [path]
         if path.is_dir():
             inside = sorted(path.rglob("*"))
@@ -196,7 +198,9 @@ def read_parquet(path: Path, field: str) -> Iterator[dict[str, Any]]:
         columns = [field] if field in file.schema_arrow.names else None
         for batch in file.iter_batches(batch_size=64, columns=columns):
             yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"{path} cannot be read as Parquet ({first_line(error)}): leave it out") from None
 
 

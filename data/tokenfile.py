@@ -109,6 +109,13 @@ class TokenFile:
             self._file.seek(offset)
             return self._file.read(size)
 
+    def sha256(self, chunk: int = 1 << 20) -> str:
+        """SHA-256 of the ids, as the writer took it; reads the whole file, `chunk` ids at a time."""
+        total = hashlib.sha256()
+        for start in range(0, self.count, chunk):
+            total.update(self.read(start, min(chunk, self.count - start)).tobytes())
+        return total.hexdigest()
+
     def max_id(self, chunk: int = 1 << 20) -> int:
         """The largest id, -1 if there is none; reads the whole file, `chunk` ids at a time."""
         starts = range(0, self.count, chunk)

@@ -28,7 +28,7 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint folder aside, sync it to the disk, and only then give it its name.
 
-    At every moment `folder`, or `folder`.old, is a whole checkpoint. OSError leaves the former one in place.
+    At every moment `folder`, or else `folder`.old, is a whole checkpoint. OSError leaves the former one in place.
     """
     aside, old = folder.with_name(folder.name + ".tmp"), folder.with_name(folder.name + ".old")
     shutil.rmtree(aside, ignore_errors=True)
@@ -83,10 +83,9 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Path:
         runs = sorted(path.parent.as_posix() for path in Path("runs").glob("*/settings.toml"))
         raise UserError(f"no run in {run}" + (f"; there are {', '.join(runs)}" if runs else "; train one first"))
     for name in dict.fromkeys((which, "last")):
-        folder = run / name
-        recover(folder)
-        if (folder / "meta.json").is_file():
-            return folder
+        for folder in (run / name, run / f"{name}.old"):  # .old: between the two renames of a save
+            if (folder / "meta.json").is_file():
+                return folder
     raise UserError(f"{run} holds no checkpoint (no {which}/meta.json); the run stopped before its first save")
 
 
@@ -96,10 +95,17 @@ def read_meta(folder: Path) -> dict[str, Any]:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
             raise UserError(f"{folder} has checkpoint format {meta['format']} and this version reads {FORMAT}")
-        for key, kind in {"step": int, "model": dict, "train": dict, "tokenizer": dict, "sha256": dict}.items():
-            if not isinstance(meta[key], kind):
-                raise TypeError(f"{key} is not {kind.__name__}")
-    except (ValueError, KeyError, TypeError) as error:
+        for key in ("model", "train", "tokenizer", "dataset", "sha256"):
+            if not isinstance(meta[key], dict):
+                raise TypeError(f"{key} is not an object")
+        if type(meta["step"]) is not int or meta["step"] < 0:
+            raise ValueError(f"step is {meta['step']}")
+        if meta["best_loss"] is not None and not isinstance(meta["best_loss"], float):
+            raise TypeError(f"best_loss is {meta['best_loss']}")
+        str.encode(meta["dataset"]["fingerprint"])
+        if not isinstance(build((ModelConfig,), meta["model"])[0].vocab_size, int):
+            raise ValueError("vocab_size is missing")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{folder / 'meta.json'} is damaged ({error!r}); use another checkpoint") from None
     return meta
 
@@ -143,8 +149,16 @@ def load_model(
     """A run's model, ready to be used, its tokenizer, and the checkpoint's meta; UserError if it cannot be read."""
     folder = find_checkpoint(run, which)
     meta = read_meta(folder)
+    try:
+        tensors = read_tensors(folder, "model.safetensors", meta)
+    except UserError:
+        if read_meta(find_checkpoint(run, which)) == meta:
+            raise
+        return load_model(run, which, device)  # not damaged: the run saved anew while we read
+    tokenizer = Tokenizer.from_meta(meta["tokenizer"])
     (config,) = build((ModelConfig,), meta["model"])
-    tensors = read_tensors(folder, "model.safetensors", meta)
+    if not 0 < tokenizer.vocab_size <= config.vocab_size:
+        raise UserError(f"{folder}: {tokenizer.vocab_size} tokens do not fit vocab_size {config.vocab_size}")
     model = GPT(config)
     load_weights(model, tensors, folder)
-    return model.to(device).eval(), Tokenizer.from_meta(meta["tokenizer"]), meta
+    return model.to(device).eval(), tokenizer, meta

@@ -202,11 +202,12 @@ def _keep_rows(path: Path, last_step: int) -> float:
     for line in content.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+            step, then = row["step"] + 0, row.get("elapsed", elapsed) + 0.0
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # not a row of ours
             continue
-        if row["step"] < last_step or (row["step"] == last_step and "val_loss" not in row):
+        if step < last_step or (step == last_step and "val_loss" not in row):
             kept.append(line + b"\n")
-            elapsed = row.get("elapsed", elapsed)
+            elapsed = then
     if b"".join(kept) != content:
         aside = path.with_name(path.name + ".tmp")
         with open(aside, "wb") as file:

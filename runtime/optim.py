@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from model import GPT
+from runtime.errors import UserError
 
 
 def make_optimizer(model: GPT, config: Any) -> torch.optim.Optimizer:
@@ -48,11 +49,12 @@ def optimizer_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str,
 def load_optimizer_tensors(
     model: GPT, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
 ) -> None:
-    """Put back what `optimizer_tensors` gave."""
+    """Put back what `optimizer_tensors` gave; UserError if it does not fit, which no kernel would notice."""
     for name, parameter in model.named_parameters():
         prefix = f"{name}/"
-        optimizer.state[parameter] = {
-            key.removeprefix(prefix): value.to(parameter.device)
-            for key, value in tensors.items()
-            if key.startswith(prefix)
-        }
+        state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        found = {key: (value.shape, value.dtype) for key, value in state.items()}
+        wanted = {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+        if tensors and found != {key: (shape, torch.float32) for key, shape in wanted.items()}:
+            raise UserError(f"the optimiser's state of {name} does not fit it: use another checkpoint")
+        optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}

@@ -1,9 +1,11 @@
 """A run's folder and settings: a new run, one that goes on, one that begins with another's weights."""
 
 import dataclasses
+import os
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +29,19 @@ def continued(classes: tuple[type, type], meta: dict[str, Any], given: dict[str,
     """
     model_class, run_class = classes
     if "resume" in given:
-        how, saved = "resume", meta["train"] | {"init_from": None}
+        how, saved = "resume", meta["train"]
         free = MAY_CHANGE | ({"eval_only", "dataset"} if given.get("eval_only") else set())
     else:
         how, saved = "init_from", {}
         free = MAY_DIFFER | {field.name for field in dataclasses.fields(run_class)}
     for name in given:
-        if name not in free:
-            kept = (meta["model"] | saved).get(name)
+        kept = (meta["model"] | saved).get(name)
+        if name not in free and given[name] != kept:
             raise UserError(f"{name} cannot change with --{how}: the checkpoint has {'none' if kept is None else kept}")
-    if given.get("block_size", 0) > meta["model"]["block_size"]:
+    (model_saved,) = build((model_class,), meta["model"])
+    if given.get("block_size", 0) > model_saved.block_size:
         raise UserError(
-            f"block_size can shrink but not grow: {given['block_size']} is more than {meta['model']['block_size']}"
+            f"block_size can shrink but not grow: {given['block_size']} is more than {model_saved.block_size}"
         )
     return build(classes, meta["model"] | saved | given)
 
@@ -48,7 +51,7 @@ def check_data(dataset: Dataset, meta: dict[str, Any], run: str, exact: bool) ->
     if dataset.tokenizer.to_meta() != meta["tokenizer"]:
         raise UserError(
             f"data set {dataset.name} (tokenizer {dataset.tokenizer.kind}, {dataset.vocab_size} ids) is not in the "
-            f"tokens of {run} (tokenizer {meta['tokenizer'].get('kind')}): prepare the text with that tokenizer"
+            f"tokens of {run}: prepare the text with --like {meta['dataset'].get('name')}, which has its tokenizer"
         )
     if exact and dataset.fingerprint != meta["dataset"]["fingerprint"]:
         raise UserError(
@@ -66,16 +69,46 @@ def new_folder(out_dir: str | None, name: str, overwrite: bool) -> Path:
         taken = [int(m[1]) for p in Path("runs").glob("*") if (m := re.fullmatch(rf"{re.escape(name)}-(\d+)", p.name))]
         out_dir = f"runs/{name}-{max(taken, default=0) + 1}"
     folder = Path(out_dir)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"out_dir {folder} is a file: give the name of a folder")
     parts = [folder / part for part in PARTS if (folder / part).exists()]
     if parts and not overwrite:
         raise UserError(
             f"{folder} holds a run already; --resume {folder} goes on with it, --overwrite replaces it, or choose "
             "another --out_dir"
         )
-    for part in parts:
-        shutil.rmtree(part) if part.is_dir() else part.unlink()
     folder.mkdir(parents=True, exist_ok=True)
+    with hold(folder):
+        for part in parts:
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
     return folder
+
+
+def hold(folder: Path) -> Any:
+    """An open file that keeps other processes from training in the same folder; UserError if one does."""
+    file = open(folder / "lock", "w")  # noqa: SIM115 - the system lets go of it when the process ends
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # Windows
+        pass
+    except OSError:
+        raise UserError(f"another process is training in {folder}: wait for it or choose another --out_dir") from None
+    return file
+
+
+def write_settings(folder: Path, text: str) -> None:
+    """Write settings.toml whole: aside, then renamed."""
+    aside = folder / "settings.toml.tmp"
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, folder / "settings.toml")
+
+
+def python() -> str:
+    """The interpreter as a person would call it here."""
+    here = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python"
+    return "python" if here.startswith("..") else here
 
 
 class StopSignal:

