@@ -46,20 +46,12 @@ def save_checkpoint(
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    recover(folder)
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
-        os.rename(folder, old)  # no system replaces a folder in one step: `recover` mends a stop between these two
+        os.rename(folder, old)  # no system replaces a folder in one step: a stop here leaves `old`, which is read then
     os.rename(aside, folder)
     _sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def recover(folder: Path) -> None:
-    """Give a checkpoint its name back if the machine stopped between the two renames of a save."""
-    old = folder.with_name(folder.name + ".old")
-    if old.exists() and not folder.exists():
-        os.rename(old, folder)
 
 
 def _write_synced(path: Path, content: bytes) -> None:

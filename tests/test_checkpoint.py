@@ -9,7 +9,7 @@ import torch
 
 from model import GPT, ModelConfig
 from runtime import checkpoint
-from runtime.checkpoint import find_checkpoint, load_weights, read_meta, read_tensors, recover, save_checkpoint
+from runtime.checkpoint import find_checkpoint, load_weights, read_meta, read_tensors, save_checkpoint
 from runtime.errors import UserError
 
 META = {"step": 1, "best_loss": None, "model": {"vocab_size": 5}, "train": {}, "tokenizer": {"kind": "byte"}}
@@ -87,11 +87,12 @@ def test_a_full_disk_keeps_the_former_checkpoint(tmp_path, monkeypatch):
     assert value_of(tmp_path / "last") == 1
 
 
-def test_recover_prefers_the_finished_save(tmp_path):
+def test_the_finished_save_goes_before_the_one_it_replaces(tmp_path):
+    save(tmp_path / "last.old", 1)
+    assert value_of(find_checkpoint(tmp_path)) == 1
     save(tmp_path / "last", 2)
     save(tmp_path / "last.old", 1)
-    recover(tmp_path / "last")
-    assert value_of(tmp_path / "last") == 2
+    assert value_of(find_checkpoint(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])

@@ -198,6 +198,15 @@ def test_the_last_evaluation_takes_the_whole_split_and_eval_only_repeats_it_and_
     assert "in windows of 8" in capsys.readouterr().out
 
 
+def test_a_worse_evaluation_does_not_replace_the_best(go, monkeypatch):
+    losses = iter([3.0, 2.0, 2.5, 2.7])  # at steps 10, 20 and 30, and over the rest of the split
+    monkeypatch.setattr(train, "evaluate", lambda *args: train.Score(next(losses) * 100, 100, 100))
+    run = go("run", "--max_steps", "30")
+    best, last = (json.loads(content(run, which, "meta.json")) for which in ("best", "last"))
+    assert (best["step"], best["val_loss"], last["step"]) == (20, 2.0, 30)
+    assert content(run, "best") != content(run, "last")
+
+
 def test_best_is_kept_apart_from_last(go):
     run = go("run", "--max_steps", "30", "--schedule", "trapezoid", "--learning_rate", "0.03", "--seed", "2")
     short = [row for row in rows(run) if row.get("val_tokens", 1e9) < 505]
