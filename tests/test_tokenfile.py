@@ -1,6 +1,7 @@
 """Token files: what is read is what was written, and a damaged file is told apart from a whole one."""
 
 import hashlib
+import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,3 +121,12 @@ def test_reading_does_not_make_the_process_grow(tmp_path):
     for start in range(0, len(tokens), 100_000):
         tokens.read(start, 100_000)
     assert resident() - before < 5_000_000
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    seen, sync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr("data.tokenfile.os.fsync", lambda fd: (seen.append("sync"), sync(fd)))
+    monkeypatch.setattr("data.tokenfile.os.replace", lambda a, b: (seen.append("rename"), replace(a, b)))
+    with TokenWriter(tmp_path / "a.bin", 10) as writer:
+        writer.write([1, 2, 3])
+    assert seen == ["sync", "rename"] and TokenFile(tmp_path / "a.bin").count == 3
