@@ -56,13 +56,15 @@ def ours_from_nanogpt(checkpoint: Path) -> GPT:
     return model
 
 
-def run_nanogpt(folder: Path, seed: int, dataset: str) -> dict[str, float]:
+def run_nanogpt(folder: Path, seed: int, dataset: str, steps: int = 2000) -> dict[str, float]:
     source = (folder / "train.py").read_text()
     (folder / "train_seed.py").write_text(source.replace("manual_seed(1337 ", f"manual_seed({seed} "))
-    command = [sys.executable, "train_seed.py", "config/train_shakespeare_char.py", *FLAGS]
+    command = [sys.executable, "train_seed.py", "config/train_shakespeare_char.py", *FLAGS, f"--max_iters={steps}"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     times = [float(ms) / 1000 for ms in re.findall(r"^iter \d+: loss .* time ([\d.]+)ms", done.stdout, re.M)]
     step = statistics.median(times)
+    if steps < 2000:
+        return {"steps_per_s": 1 / step}
     data = open_dataset(dataset)
     model = ours_from_nanogpt(folder / "out-shakespeare-char" / "ckpt.pt")
     score = evaluate(model, data.val, data.tokenizer.token_bytes, 64, 64)
@@ -93,6 +95,7 @@ def main() -> None:
     parser.add_argument("nanogpt", type=Path, help="a checkout of nanoGPT")
     parser.add_argument("--text", type=Path, required=True, help="tinyshakespeare, 1,115,394 characters")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=0, help="only the speed, in pairs of runs of 300 steps")
     parser.add_argument("--short", type=int, default=700, help="steps of the default settings' short run")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -105,9 +108,18 @@ def main() -> None:
         prepare = [sys.executable, str(ROOT / "prepare.py"), dataset, "--files", str(arguments.text)]
         subprocess.run(prepare, check=True, capture_output=True)
         runs: dict[str, list[dict[str, float]]] = {"nanogpt": [], "ours": [], "default": [], "default_short": []}
+        ours = [str(ROOT / "config/nanogpt-cpu.toml"), "--dataset", dataset]
+        if arguments.pairs:
+            ratios = []
+            for seed in range(1, arguments.pairs + 1):
+                theirs = run_nanogpt(folder / "nanoGPT", seed, dataset, 300)
+                here = run_ours("pair", [*ours, "--max_steps", "300", "--eval_interval", "999"], seed, dataset, folder)
+                ratios.append(here["steps_per_s"] / theirs["steps_per_s"])
+                print(f"{theirs['steps_per_s']:.1f} {here['steps_per_s']:.1f} {ratios[-1]:.2f}", flush=True)
+            print(f"ours / nanoGPT in steps a second: median {statistics.median(ratios):.2f} of {len(ratios)} pairs")
+            return
         for seed in range(1, arguments.seeds + 1):
             runs["nanogpt"].append(run_nanogpt(folder / "nanoGPT", seed, dataset))
-            ours = [str(ROOT / "config/nanogpt-cpu.toml"), "--dataset", dataset]
             runs["ours"].append(run_ours("ours", ours, seed, dataset, folder))
             runs["default_short"].append(
                 run_ours("short", ["--max_steps", str(arguments.short)], seed, dataset, folder)
