@@ -1,7 +1,7 @@
 """nanoGPT's CPU recipe beside ours, run in turn, every model scored by our full pass.
 
     git clone a nanoGPT checkout somewhere else, then
-    python benchmarks/beside_nanogpt.py PATH/TO/nanoGPT --text tinyshakespeare.txt --seeds 3 --short 750 > results.json
+    python -m benchmarks.beside_nanogpt PATH/TO/nanoGPT --text tinyshakespeare.txt --seeds 3 --short 750 > results.json
 
 For every seed three runs, one after the other: nanoGPT's recipe by its own train.py (in a copy of the checkout, with
 its seed replaced), config/nanogpt-cpu.toml by ours, and the default settings, once with the steps given by --short.
@@ -23,13 +23,12 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a script in a folder of its own, not a part of the program
+from data import open_dataset
+from model import GPT, ModelConfig
+from runtime.evaluate import evaluate
+from runtime.settings import build, read_toml
 
-from data import open_dataset  # noqa: E402
-from model import GPT, ModelConfig  # noqa: E402
-from runtime.evaluate import evaluate  # noqa: E402
-from runtime.settings import build, read_toml  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 FLAGS = [
     "--device=cpu", "--compile=False", "--eval_iters=20", "--log_interval=1", "--block_size=64", "--batch_size=12",

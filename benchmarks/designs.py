@@ -1,6 +1,6 @@
 """Train designs one after the other and print a table: parameters, cache, loss and speed.
 
-    python benchmarks/designs.py config/single-head.toml config/mha.toml config/mqa.toml --seeds 1 --out_dir runs/table
+    python -m benchmarks.designs config/single-head.toml config/mha.toml config/mqa.toml --seeds 1 --out_dir runs/table
 
 A finished run is not repeated. tokens/s is the median over a run, training alone.
 """
@@ -14,11 +14,10 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a script in a folder of its own, not a part of the program
+from model import GPT, ModelConfig
+from runtime.settings import build, read_toml
 
-from model import GPT, ModelConfig  # noqa: E402
-from runtime.settings import build, read_toml  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
