@@ -46,7 +46,7 @@ class Logbook:
         self.start_step, self.step, self.max_steps = start_step, start_step, max_steps
         self.tokens_per_step = tokens_per_step
         earlier = _keep_rows(self.path, start_step) if start_step > 0 else 0.0
-        self._file = open(self.path, "a" if start_step > 0 else "w", encoding="utf-8", newline="")  # noqa: SIM115
+        self._file = open(self.path, "a" if start_step > 0 else "w", encoding="utf-8", newline="")  # noqa: SIM115 - until close
         self._paused_at: float | None = None
         self._measured: tuple[int, float] | None = None  # step and elapsed from which speed is counted
         self._steady: tuple[int, float] | None = None  # step and time from which the time left is foretold
