@@ -16,7 +16,7 @@ from runtime import errors, settings
 from runtime.checkpoint import load_model
 from runtime.devices import pick_device
 from runtime.errors import UserError
-from runtime.generate import TextStream, generate, rows_at_once, sample_generator, window_start
+from runtime.generate import TextStream, default_start, generate, rows_at_once, sample_generator, window_start
 
 DESCRIPTION = """Write text with a trained model: prompt and text to standard output, notes to standard error.
 
@@ -99,13 +99,6 @@ def encode(text: str, what: str, tokenizer: Tokenizer) -> list[int]:
             "leave out what it was not trained on"
         )
     return tokenizer.encode(text).tolist()
-
-
-def default_start(tokenizer: Tokenizer) -> list[int]:
-    """What every tokenizer can begin with: a blank line, or the end of the text before, or id 0."""
-    if not tokenizer.unknown("\n"):
-        return tokenizer.encode("\n\n").tolist()  # where a paragraph, in a play a speaker's name, begins
-    return [tokenizer.end_id or 0]
 
 
 def write_samples(heads: list[str], streams: list[TextStream], steps: Iterator[list[int]]) -> int:

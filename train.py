@@ -8,16 +8,13 @@
 import hashlib
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from data import Dataset, dataset_path, open_dataset
 from data.loader import Windows
 from model import GPT, ModelConfig
 from runtime.checkpoint import (
@@ -33,73 +30,20 @@ from runtime.errors import EnvironmentFault, UserError, run
 from runtime.evaluate import Score, evaluate
 from runtime.logbook import Logbook
 from runtime.optim import learning_rate, load_optimizer_tensors, make_optimizer, optimizer_tensors
-from runtime.runs import StopSignal, check_data, continued, hold, new_folder, python, write_settings
-from runtime.settings import as_dict, build, describe, parse, to_toml
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """The run. Steps are optimiser steps; a batch is what one step sees."""
-
-    dataset: str = "shakespeare"  # a name in data/ (python prepare.py NAME), or the path of a prepared folder
-    out_dir: str | None = None  # folder of the run; unset = the next free runs/DESIGN-N
-    seed: int = 1  # of initial values, order of the data, and dropout
-    max_steps: int = 1500  # steps in all
-    batch_size: int | None = None  # sequences a step; unset = 8, or what batch_tokens says
-    batch_tokens: int | None = None  # or the same in tokens a step
-    micro_batch_size: int | None = None  # sequences at a time on the device; unset = batch_size, no accumulation
-    optimizer: Literal["adamw"] = "adamw"
-    learning_rate: float = 3e-3  # its peak
-    schedule: Literal["linear", "cosine", "trapezoid"] = "linear"  # how it comes down
-    warmup_steps: int | None = None  # steps until the peak; unset = decay_steps / 10, at most 100
-    decay_steps: int | None = None  # step at which it is down; unset = max_steps, and kept on resume
-    final_lr: float = 0.05  # what is left of it then, as a share of the peak
-    weight_decay: float = 0.1  # of matrices and tables
-    beta1: float = 0.9  # of AdamW
-    beta2: float = 0.95  # of AdamW
-    grad_clip: float = 1.0  # largest norm of the gradient; 0 = no limit
-    eval_interval: int = 250  # steps between evaluations
-    eval_tokens: int = 100_000  # validation tokens for them; the last evaluation takes the whole split
-    log_interval: int = 10  # steps between lines of the log
-    save_interval: int = 250  # steps between saves; the end, Ctrl-C and SIGTERM save as well
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto = bfloat16 on a GPU that has it
-    compile: bool | None = None  # torch.compile; unset = on a GPU
-    wandb: Literal["off", "offline", "online"] = "off"  # log there as well; metrics.jsonl is always written
-    wandb_project: str = "manyheads"
-    resume: str | None = None  # go on with this run, in its folder and with its settings
-    init_from: str | None = None  # begin a new run with the weights of this one
-    eval_only: bool = False  # with --resume: print the loss on the whole validation split and change nothing
-    overwrite: bool = False  # replace the run that out_dir holds
-
-    def __post_init__(self):
-        for name in ("max_steps", "batch_size", "batch_tokens", "micro_batch_size", "decay_steps", "eval_interval",
-                     "eval_tokens", "log_interval", "save_interval"):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not 1 <= value < 2**31:
-                raise ValueError(f"{name} must be at least 1 and below 2^31, not {value}")
-        for name in ("seed", "warmup_steps", "weight_decay", "grad_clip"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be at least 0, not {value}")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be above 0, not {self.learning_rate}")
-        if not 0 <= self.final_lr <= 1:
-            raise ValueError(f"final_lr is a share of the peak, from 0 to 1, not {self.final_lr}")
-        for name in ("dataset", "out_dir", "resume", "init_from"):
-            if getattr(self, name) == "":
-                raise ValueError(f"{name} is empty; give a name or leave it out")
-        if self.eval_only and not self.resume:
-            raise ValueError("eval_only needs --resume RUN to say what to evaluate")
-        decay_steps = self.decay_steps or self.max_steps
-        warmup_steps = min(100, decay_steps // 10) if self.warmup_steps is None else self.warmup_steps
-        if warmup_steps > decay_steps:
-            raise ValueError(f"warmup_steps {warmup_steps} is more than decay_steps {decay_steps}")
-        object.__setattr__(self, "decay_steps", decay_steps)
-        object.__setattr__(self, "warmup_steps", warmup_steps)
+from runtime.runs import (
+    StopSignal,
+    TrainConfig,
+    check_data,
+    continued,
+    hold,
+    new_folder,
+    open_or_prepare,
+    python,
+    with_batch,
+    with_vocabulary,
+    write_whole,
+)
+from runtime.settings import as_dict, describe, parse, to_toml
 
 
 def main(argv: list[str]) -> int:
@@ -117,6 +61,8 @@ def main(argv: list[str]) -> int:
         model_config, config = continued((ModelConfig, TrainConfig), meta, given)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
+    if config.threads:
+        torch.set_num_threads(config.threads)
 
     # Data.
     dataset = open_or_prepare(config.dataset)
@@ -132,7 +78,7 @@ def main(argv: list[str]) -> int:
 
     # Model and optimiser.
     torch.set_float32_matmul_precision("high")  # lets GPUs use TF32; changes nothing on a CPU
-    model = GPT(model_config, config.seed).to(device)
+    model = GPT(model_config, config.seed if config.init_seed is None else config.init_seed).to(device)
     optimizer = make_optimizer(model, config)
     compiled = config.compile if config.compile is not None else device.type == "cuda"
     forward = torch.compile(model) if compiled else model
@@ -173,7 +119,7 @@ def main(argv: list[str]) -> int:
         wandb_project=config.wandb_project, settings=as_dict(model_config, config),
     )  # fmt: skip
     kept = replace(config, resume=None, overwrite=False)  # what would begin this run once more
-    write_settings(out_dir, to_toml(model_config, kept))
+    write_whole(out_dir / "settings.toml", to_toml(model_config, kept))
     log.note(describe(model_config, config, given=given))
     log.note(
         f"{model.num_parameters():,} parameters ({model.num_parameters(embeddings=False):,} without embeddings), "
@@ -277,40 +223,6 @@ def main(argv: list[str]) -> int:
         return 128 + stop.number
     print(f"done; write text with: {python()} sample.py {out_dir}")
     return 0
-
-
-def open_or_prepare(name: str) -> Dataset:
-    """The prepared data set; the default one is prepared if it is not there yet."""
-    if name == "shakespeare" and not (dataset_path(name) / "meta.json").is_file():
-        status = subprocess.run([sys.executable, str(Path(__file__).with_name("prepare.py")), name]).returncode
-        if status:
-            raise SystemExit(status)  # it has said why
-    return open_dataset(name)
-
-
-def with_vocabulary(model_config: ModelConfig, dataset: Dataset) -> ModelConfig:
-    """The model's settings with vocab_size filled in; UserError if the data hold ids beyond it."""
-    vocab_size = model_config.vocab_size or dataset.vocab_size
-    highest = max(dataset.vocab_size - 1, dataset.train.max_id(), dataset.val.max_id())
-    if highest >= vocab_size:
-        raise UserError(f"data set {dataset.name} has ids up to {highest} and vocab_size is {vocab_size}")
-    return build((ModelConfig,), as_dict(model_config) | {"vocab_size": vocab_size})[0]
-
-
-def with_batch(config: TrainConfig, block_size: int) -> TrainConfig:
-    """The run's settings with the batch in sequences; UserError if it does not divide."""
-    batch_size = config.batch_size or 8
-    if config.batch_tokens:
-        batch_size, rest = divmod(config.batch_tokens, block_size)
-        if rest or not batch_size:
-            raise UserError(f"batch_tokens {config.batch_tokens} is not a multiple of block_size {block_size}")
-        if config.batch_size not in (None, batch_size):
-            raise UserError(f"batch_tokens {config.batch_tokens} is not batch_size {config.batch_size} x {block_size}")
-    micro = config.micro_batch_size or batch_size
-    if batch_size % micro:
-        raise UserError(f"batch_size {batch_size} is not divisible by micro_batch_size {micro}")
-    sizes = {"batch_size": batch_size, "batch_tokens": None, "micro_batch_size": micro}
-    return build((TrainConfig,), as_dict(config) | sizes)[0]
 
 
 def stable_seed(*parts: int) -> int:

@@ -69,6 +69,13 @@ def choose(
     return torch.searchsorted(cdf, draws * cdf[:, -1:], right=True).squeeze(-1)  # first id beyond the draw
 
 
+def default_start(tokenizer: Tokenizer) -> list[int]:
+    """What every tokenizer can begin with: a blank line, or the end of the text before, or id 0."""
+    if not tokenizer.unknown("\n"):
+        return tokenizer.encode("\n\n").tolist()  # where a paragraph, in a play a speaker's name, begins
+    return [tokenizer.end_id or 0]
+
+
 def window_start(length: int, block_size: int) -> int:
     """Where the window of a text of `length` tokens begins: the one place that a position alone decides.
 

@@ -1,17 +1,21 @@
 """A run's folder and settings: a new run, one that goes on, one that begins with another's weights."""
 
 import dataclasses
+import math
 import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from data import Dataset
+from data import Dataset, dataset_path, open_dataset
+from model import ModelConfig
 from runtime.errors import UserError
-from runtime.settings import build
+from runtime.settings import as_dict, build
 
 MAY_CHANGE = {  # on --resume; anything else would make it another run
     "resume", "max_steps", "eval_interval", "eval_tokens", "log_interval", "save_interval", "device", "compile",
@@ -19,6 +23,73 @@ MAY_CHANGE = {  # on --resume; anything else would make it another run
 }  # fmt: skip
 MAY_DIFFER = {"block_size", "dropout", "attention_dropout", "attention_path"}  # of the model, on --init_from
 PARTS = ("settings.toml", "metrics.jsonl", "last", "best", "last.old", "best.old")  # of a run's folder
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The run. Steps are optimiser steps; a batch is what one step sees."""
+
+    dataset: str = "shakespeare"  # a name in data/ (python prepare.py NAME), or the path of a prepared folder
+    out_dir: str | None = None  # folder of the run; unset = the next free runs/DESIGN-N
+    seed: int = 1  # of initial values, order of the data, and dropout
+    init_seed: int | None = None  # of initial values alone; unset = seed
+    max_steps: int = 1500  # steps in all
+    batch_size: int | None = None  # sequences a step; unset = 8, or what batch_tokens says
+    batch_tokens: int | None = None  # or the same in tokens a step
+    micro_batch_size: int | None = None  # sequences at a time on the device; unset = batch_size, no accumulation
+    optimizer: Literal["adamw"] = "adamw"
+    learning_rate: float = 3e-3  # its peak
+    schedule: Literal["linear", "cosine", "trapezoid"] = "linear"  # how it comes down
+    warmup_steps: int | None = None  # steps until the peak; unset = decay_steps / 10, at most 100
+    decay_steps: int | None = None  # step at which it is down; unset = max_steps, and kept on resume
+    final_lr: float = 0.05  # what is left of it then, as a share of the peak
+    weight_decay: float = 0.1  # of matrices and tables
+    beta1: float = 0.9  # of AdamW
+    beta2: float = 0.95  # of AdamW
+    grad_clip: float = 1.0  # largest norm of the gradient; 0 = no limit
+    eval_interval: int = 250  # steps between evaluations
+    eval_tokens: int = 100_000  # validation tokens for them; the last evaluation takes the whole split
+    log_interval: int = 10  # steps between lines of the log
+    save_interval: int = 250  # steps between saves; the end, Ctrl-C and SIGTERM save as well
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
+    threads: int | None = None  # of a CPU; unset = one for each core; another number rounds differently
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto = bfloat16 on a GPU that has it
+    compile: bool | None = None  # torch.compile; unset = on a GPU
+    wandb: Literal["off", "offline", "online"] = "off"  # log there as well; metrics.jsonl is always written
+    wandb_project: str = "manyheads"
+    resume: str | None = None  # go on with this run, in its folder and with its settings
+    init_from: str | None = None  # begin a new run with the weights of this one
+    eval_only: bool = False  # with --resume: print the loss on the whole validation split and change nothing
+    overwrite: bool = False  # replace the run that out_dir holds
+
+    def __post_init__(self):
+        for name in ("max_steps", "batch_size", "batch_tokens", "micro_batch_size", "decay_steps", "eval_interval",
+                     "eval_tokens", "log_interval", "save_interval", "threads"):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < 2**31:
+                raise ValueError(f"{name} must be at least 1 and below 2^31, not {value}")
+        for name in ("seed", "init_seed", "warmup_steps", "weight_decay", "grad_clip"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be at least 0, not {value}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be above 0, not {self.learning_rate}")
+        if not 0 <= self.final_lr <= 1:
+            raise ValueError(f"final_lr is a share of the peak, from 0 to 1, not {self.final_lr}")
+        for name in ("dataset", "out_dir", "resume", "init_from"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty; give a name or leave it out")
+        if self.eval_only and not self.resume:
+            raise ValueError("eval_only needs --resume RUN to say what to evaluate")
+        decay_steps = self.decay_steps or self.max_steps
+        warmup_steps = min(100, decay_steps // 10) if self.warmup_steps is None else self.warmup_steps
+        if warmup_steps > decay_steps:
+            raise ValueError(f"warmup_steps {warmup_steps} is more than decay_steps {decay_steps}")
+        object.__setattr__(self, "decay_steps", decay_steps)
+        object.__setattr__(self, "warmup_steps", warmup_steps)
 
 
 def continued(classes: tuple[type, type], meta: dict[str, Any], given: dict[str, Any]) -> tuple[Any, ...]:
@@ -44,6 +115,40 @@ def continued(classes: tuple[type, type], meta: dict[str, Any], given: dict[str,
             f"block_size can shrink but not grow: {given['block_size']} is more than {model_saved.block_size}"
         )
     return build(classes, meta["model"] | saved | given)
+
+
+def open_or_prepare(name: str) -> Dataset:
+    """The prepared data set; the default one is prepared if it is not there yet."""
+    if name == "shakespeare" and not (dataset_path(name) / "meta.json").is_file():
+        status = subprocess.run([sys.executable, str(Path(__file__).parent.parent / "prepare.py"), name]).returncode
+        if status:
+            raise SystemExit(status)  # it has said why
+    return open_dataset(name)
+
+
+def with_vocabulary(model_config: ModelConfig, dataset: Dataset) -> ModelConfig:
+    """The model's settings with vocab_size filled in; UserError if the data hold ids beyond it."""
+    vocab_size = model_config.vocab_size or dataset.vocab_size
+    highest = max(dataset.vocab_size - 1, dataset.train.max_id(), dataset.val.max_id())
+    if highest >= vocab_size:
+        raise UserError(f"data set {dataset.name} has ids up to {highest} and vocab_size is {vocab_size}")
+    return build((ModelConfig,), as_dict(model_config) | {"vocab_size": vocab_size})[0]
+
+
+def with_batch(config: TrainConfig, block_size: int) -> TrainConfig:
+    """The run's settings with the batch in sequences; UserError if it does not divide."""
+    batch_size = config.batch_size or 8
+    if config.batch_tokens:
+        batch_size, rest = divmod(config.batch_tokens, block_size)
+        if rest or not batch_size:
+            raise UserError(f"batch_tokens {config.batch_tokens} is not a multiple of block_size {block_size}")
+        if config.batch_size not in (None, batch_size):
+            raise UserError(f"batch_tokens {config.batch_tokens} is not batch_size {config.batch_size} x {block_size}")
+    micro = config.micro_batch_size or batch_size
+    if batch_size % micro:
+        raise UserError(f"batch_size {batch_size} is not divisible by micro_batch_size {micro}")
+    sizes = {"batch_size": batch_size, "batch_tokens": None, "micro_batch_size": micro}
+    return build((TrainConfig,), as_dict(config) | sizes)[0]
 
 
 def check_data(dataset: Dataset, meta: dict[str, Any], run: str, exact: bool) -> None:
@@ -98,11 +203,14 @@ def hold(folder: Path) -> Any:
     return file
 
 
-def write_settings(folder: Path, text: str) -> None:
-    """Write settings.toml whole: aside, then renamed."""
-    aside = folder / "settings.toml.tmp"
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, folder / "settings.toml")
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that is there whole or not at all: aside, synced, then renamed."""
+    aside = path.with_name(path.name + ".tmp")
+    with open(aside, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
 
 
 def python() -> str:

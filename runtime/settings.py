@@ -80,15 +80,27 @@ def parse(
     Words ending in .toml are settings files unless they are a flag's value; a later file wins over an
     earlier one and a flag over all. `--help` prints and exits. UserError tells a mistake.
     """
+    given = read(argv, *classes, prog=prog, description=description, files_allowed=files_allowed)
+    return build(classes, given), given
+
+
+def read(
+    argv: Sequence[str], *classes: type, prog: str, description: str, files_allowed: bool = True
+) -> dict[str, Any]:
+    """As parse, but only the settings that were given: each checked by itself, nothing built of them."""
     kinds = _kinds(classes)
     if "--help" in argv or "-h" in argv:
         _print_help(classes, prog, description, files_allowed)
     files, flags = _read_line(argv, kinds, files_allowed)
     given: dict[str, Any] = {}
     for file in files:
-        given |= _checked(read_toml(file), kinds, f"{file}: ")
-    given |= _checked(flags, kinds)
-    return build(classes, given), given
+        given |= read_file(file, *classes)
+    return given | _checked(flags, kinds)
+
+
+def read_file(file: str, *classes: type) -> dict[str, Any]:
+    """The settings in a file, each checked by itself as one of the classes'; UserError names the file."""
+    return _checked(read_toml(file), _kinds(classes), f"{file}: ")
 
 
 def build(classes: Iterable[type], values: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from model import GPT, ModelConfig
+from runtime.runs import TrainConfig
 from runtime.settings import build, parse
-from train import TrainConfig
 
 CONFIG = Path(__file__).parent.parent / "config"
 FILES = sorted(CONFIG.rglob("*.toml"))

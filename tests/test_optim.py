@@ -5,7 +5,7 @@ import torch
 
 from model import GPT, ModelConfig
 from runtime.optim import learning_rate, load_optimizer_tensors, make_optimizer, optimizer_tensors
-from train import TrainConfig
+from runtime.runs import TrainConfig
 
 
 def path(**settings):

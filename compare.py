@@ -1,0 +1,207 @@
+"""Compare head designs."""
+
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from lab.designs import Design, DesignFiles, read_designs
+from lab.plans import check_alike, make_plan, match_parameters, thread_count, varied
+from lab.results import describe, rates_part, run_rows, write_sample
+from lab.stats import analyse
+from lab.sweep import OWN, Plan, Run, Sweep, plan_runs
+from model import ModelConfig
+from runtime import errors
+from runtime.errors import EnvironmentFault, UserError
+from runtime.runs import StopSignal, TrainConfig, hold, open_or_prepare, write_whole
+
+FIVE = [f"config/{name}.toml" for name in ("single-head", "mha", "mha-16", "gqa-2", "mqa")]  # if no file is named
+FIVE_STEPS, QUICK_STEPS = 400, 100
+RATE_SEED = 0  # rates are chosen on it; reported seeds begin at 1
+
+DESCRIPTION = f"""Compare head designs: what does each cost, what does it buy, and is the difference real?
+
+    python compare.py                                   five designs, three seeds of {FIVE_STEPS} steps: ten minutes
+    python compare.py config/mha.toml config/mqa.toml --seeds 5 --out_dir runs/heads
+    python compare.py --vary n_head 1 2 4 8 16 --out_dir runs/head-count
+
+Every file is one design; the first, or the one that --baseline names, is what the others are compared with. Any
+setting of train.py may follow and holds for all. Each design is trained at every seed, on the same tokens in the same
+order. The same command goes on with a comparison that was stopped. It writes report.html, report.md and results.json.
+All designs train with AdamW at one learning rate, unless --rates chooses one for each."""
+
+
+@dataclass(frozen=True)
+class CompareConfig(DesignFiles):
+    seeds: int = 3  # trainings of each design, with seeds 1, 2, ...; below 3 there are no intervals
+    baseline: str | None = None  # name of the design that the others are compared with; unset = the first
+    vary: tuple[str, ...] = ()  # a setting and its values, as n_head 1 2 4: every design with each of them
+    # what is made equal: width = only the design differs; params = d_ff is adjusted until parameters agree within 0.5%
+    match: Literal["width", "params"] = "width"
+    rates: tuple[float, ...] = ()  # learning rates to choose from for each design, on a seed that is not reported
+    jobs: int = 1  # runs at a time; with several, speed is not measured
+    quick: bool = False  # a first look in three minutes: one seed and 100 steps, unless given
+    speed: bool = True  # measure training, prefill, decoding and memory after the training
+    batch: tuple[int, ...] = (1, 16)  # sequences decoded together, when speed is measured
+    context: tuple[int, ...] = (128, 512, 2048)  # tokens already in the cache then
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "jobs"):
+            if not 1 <= getattr(self, name) < 2**31:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("batch", "context"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be one or more whole numbers from 1")
+        if len(self.vary) == 1:
+            raise ValueError(f"vary {self.vary[0]} needs the values to try: --vary {self.vary[0]} V1 V2")
+        if self.rates and (len(set(self.rates)) < max(2, len(self.rates)) or min(self.rates) <= 0):
+            raise ValueError("rates must be two or more different learning rates above 0")
+
+
+def main(argv: list[str]) -> int:
+    """Train, measure and report as the command line says; returns the exit status."""
+    console = Console(stderr=True)
+    designs, config, given = read_line(argv)
+    dataset = open_or_prepare(next(iter(designs.values())).settings.get("dataset", TrainConfig.dataset))
+    out_dir = Path(given.get("out_dir") or ("runs/compare-quick" if config.quick else "runs/compare"))
+    threads = thread_count(given.get("threads"), config.jobs, out_dir)
+    plans = {name: make_plan(design, dataset, threads) for name, design in designs.items()}
+    check_alike(plans)
+    baseline = config.baseline or next(iter(plans))
+    if baseline not in plans:
+        raise UserError(f"baseline {baseline} is not among the designs: {', '.join(plans)}")
+    plans, adjusted = match_parameters(plans, baseline) if config.match == "params" else (plans, [])
+    out_dir.mkdir(parents=True, exist_ok=True)
+    lock = hold(out_dir)
+
+    # Training. The rates first, if they are to be chosen; every design at its own; then all at the common one.
+    stop = StopSignal()
+    targets = len(dataset.val) - 1
+    seeds = range(1, config.seeds + 1)
+    sweep = Sweep(config.jobs, len(plans) * (config.seeds + len(config.rates)), console)
+    at_common = plans
+    tried: dict[str, dict[float, float]] = {}
+    if config.rates:
+        tried = try_rates(plans, config.rates, lambda some: plan_runs(out_dir / "rates", some, [RATE_SEED], targets),
+                          lambda runs: sweep.train(runs, stop))  # fmt: skip
+        plans = {name: at_rate(plans[name], min(by, key=by.__getitem__)) for name, by in tried.items()}
+    runs = plan_runs(out_dir, plans, seeds, targets)
+    sweep.train(runs, stop)
+    moved = {name: at_common[name] for name, plan in plans.items() if plan != at_common[name]}
+    sweep.total += len(moved) * config.seeds
+    common_runs = plan_runs(out_dir / "common-rate", moved, seeds, targets) if moved else []
+    sweep.train(common_runs, stop)
+    common_runs += [run for run in runs if run.name not in moved]
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        signal.signal(number, handler)  # from here on there is nothing to save
+    finished = by_design(runs)
+    if baseline not in finished:
+        raise EnvironmentFault(f"no run of the baseline {baseline} was finished: {sweep.failures[0]['error']}")
+    plans = {name: plan for name, plan in plans.items() if name in finished}
+
+    # What the runs say.
+    analysis = analyse(metrics(finished), baseline)
+    results = describe(designs, plans, baseline, dataset, argv) | {
+        "first_look": config.quick, "seeds": list(seeds), "jobs": config.jobs, "match": config.match,
+        "vary": {config.vary[0]: list(config.vary[1:])} if config.vary else {}, "adjusted": adjusted,
+        "failures": sweep.failures, "pooled": analysis["pooled"], "comparisons": analysis["comparisons"],
+        "rates": None, "speed": None, "speed_note": None,
+    }  # fmt: skip
+    for entry in results["designs"]:
+        group = finished[entry["name"]]
+        entry |= analysis["designs"][entry["name"]] | {"runs": run_rows(group), "sample": write_sample(group[0].folder)}
+    if config.rates:
+        results["rates"] = rates_part(tried, RATE_SEED, plans, at_common[baseline].run.learning_rate, analysis,
+                                      analyse(metrics(by_design(common_runs)), baseline), baseline)  # fmt: skip
+    if config.jobs > 1:
+        results["speed_note"] = "Speed was not measured, since several runs shared the machine: --jobs 1 adds it."
+    elif not config.speed:
+        results["speed_note"] = "Speed was not measured: --no-speed was given."
+    else:
+        results["speed"] = measure_speed(plans, config, console)
+
+    # The report. Its libraries take seconds to load, so they wait until here.
+    from lab.report import show, write_report
+
+    write_whole(out_dir / "results.json", json.dumps(results, indent=1, allow_nan=False))
+    write_report(results, out_dir)
+    show(results, Console())
+    for failure in sweep.failures:
+        print(f"failed: {failure['design']}, seed {failure['seed']}: {failure['error']}", file=sys.stderr)
+    print(f"report: {out_dir / 'report.html'}")
+    lock.close()
+    return 1 if sweep.failures else 0
+
+
+def read_line(argv: Sequence[str]) -> tuple[dict[str, Design], CompareConfig, dict[str, Any]]:
+    """The designs, varied, the comparison's own settings, and the flags; UserError tells a mistake."""
+
+    def read(words: Sequence[str]) -> tuple[dict[str, Design], tuple[CompareConfig], dict[str, Any]]:
+        common = (ModelConfig, TrainConfig)
+        return read_designs(words, CompareConfig, prog="compare.py", description=DESCRIPTION, common=common)
+
+    designs, (config,), given = read(argv)
+    steps: dict[str, Any] = {}
+    if not config.designs and not config.vary:
+        root = Path(__file__).resolve().parent
+        designs, (config,), given = read([*(str(root / file) for file in FIVE), *argv])
+        config = replace(config, baseline=config.baseline or "mha")
+        steps = {"max_steps": FIVE_STEPS}
+    if config.quick:
+        config = replace(config, seeds=given.get("seeds", 1))
+        steps = {"max_steps": QUICK_STEPS}
+    for name, design in designs.items():
+        settings = steps | {key: value for key, value in design.settings.items() if key != "out_dir"}
+        for key in OWN & settings.keys():
+            hint = "; --seeds N trains seeds 1 to N" if key == "seed" else ""
+            raise UserError(f"{key} belongs to one run and not to a comparison{hint}")
+        designs[name] = design._replace(settings=settings)
+    if config.vary and config.vary[0].replace("-", "_") in given:
+        raise UserError(f"--vary {config.vary[0]} and --{config.vary[0]} are both given; leave one of them out")
+    return varied(designs, config.vary), config, given
+
+
+def try_rates(plans: Mapping[str, Plan], rates: Sequence[float], make_runs: Any, train: Any) -> dict[str, dict[float, float]]:
+    """Final losses by design and learning rate, on the seed kept for that; designs that failed at all are left out."""
+    runs = make_runs({f"{name}-rate={r:g}": at_rate(plan, r) for name, plan in plans.items() for r in rates})
+    train(runs)
+    done = {run.name: run.last_row()["val_loss"] for run in runs if run.finished()}
+    tried = {name: {r: done[key] for r in rates if (key := f"{name}-rate={r:g}") in done} for name in plans}
+    return {name: by for name, by in tried.items() if by}
+
+
+def at_rate(plan: Plan, rate: float) -> Plan:
+    return Plan(plan.model, replace(plan.run, learning_rate=rate))
+
+
+def by_design(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The finished runs of each design, in order of seed."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.finished():
+            groups.setdefault(run.name, []).append(run)
+    return groups
+
+
+def metrics(groups: Mapping[str, Sequence[Run]]) -> dict[str, dict[int, Path]]:
+    return {name: {run.seed: run.metrics for run in group} for name, group in groups.items()}
+
+
+def measure_speed(plans: Mapping[str, Plan], config: CompareConfig, console: Console) -> dict[str, Any]:
+    """Speed and memory of every design, with a line that tells how far it is."""
+    from lab.speed import measure
+
+    configs = {name: plan.model for name, plan in plans.items()}
+    run = next(iter(plans.values())).run
+    with console.status("measuring speed") as status:
+        return measure(configs, config.batch, config.context, run.batch_size, threads=run.threads,
+                       progress=lambda share, what: status.update(f"measuring speed {share:.0%}: {what}"))  # fmt: skip
+
+
+if __name__ == "__main__":
+    errors.run(main)

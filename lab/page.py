@@ -1,0 +1,90 @@
+"""The frame of report.html: its looks, its sorting, and the drawing of charts. @@NAMES@@ are filled in."""
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
+script-src 'unsafe-inline' 'unsafe-eval'; img-src data:">
+<title>@@TITLE@@</title>
+<style>
+:root { color-scheme: light dark; --text: #1f2328; --soft: #59636e; --back: #ffffff; --line: #d8dde3; --box: #f5f7f9;
+  --warn: #fff3d6; --accent: #0072b2 }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e8eb; --soft: #a3abb4; --back: #16181d; --line: #373b42;
+  --box: #1f2228; --warn: #453611; --accent: #56b4e9 } }
+* { box-sizing: border-box }
+body { margin: 0 auto; max-width: 1040px; padding: 20px 16px 60px; background: var(--back); color: var(--text);
+  font: 16px/1.55 system-ui, sans-serif; overflow-wrap: anywhere }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .6em }
+h2 { font-size: 1.25rem; margin: 2.2em 0 .6em; padding-top: .8em; border-top: 1px solid var(--line) }
+h3 { font-size: 1rem; margin: 1.3em 0 .4em }
+p { max-width: 75ch }
+ul { padding-left: 1.2em; max-width: 80ch }
+li { margin: .35em 0 }
+.warning { background: var(--warn); padding: .7em 1em; border-radius: 6px }
+figure { margin: 1.2em 0 2em }
+figcaption { color: var(--soft); font-size: .9rem; max-width: 80ch; margin-top: .5em }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 18px }
+.chart, .chart.vega-embed { display: block; width: 100%; min-width: 0; overflow: hidden }
+.scroll { overflow-x: auto; margin: .8em 0; border: 1px solid var(--line); border-radius: 6px }
+table { border-collapse: collapse; font-size: .875rem; width: 100%; overflow-wrap: normal }
+th, td { padding: .4em .7em; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
+tbody tr:last-child td { border-bottom: 0 }
+td:first-child { position: sticky; left: 0; background: var(--back); max-width: 40vw; overflow: hidden;
+  text-overflow: ellipsis }
+td.n { text-align: right; font-variant-numeric: tabular-nums }
+thead { background: var(--box) }
+th button { all: unset; cursor: pointer; font-weight: 600; white-space: nowrap }
+th button:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 3px }
+th button::after { content: " \\2195"; opacity: .35 }
+th[aria-sort=ascending] button::after { content: " \\2191"; opacity: 1 }
+th[aria-sort=descending] button::after { content: " \\2193"; opacity: 1 }
+pre { background: var(--box); padding: .9em 1em; border-radius: 6px; white-space: pre-wrap; font-size: .85rem }
+details { margin: .8em 0 }
+summary { cursor: pointer; font-weight: 600 }
+</style>
+</head>
+<body>
+<h1>@@TITLE@@</h1>
+@@BODY@@
+<script>@@LIBRARY@@</script>
+<script type="application/json" id="data">@@DATA@@</script>
+<script>
+const {specs, themes} = JSON.parse(document.getElementById("data").textContent)
+const dark = matchMedia("(prefers-color-scheme: dark)")
+async function draw() {
+  const theme = dark.matches ? "dark" : "light"
+  for (const [id, spec] of Object.entries(specs)) {
+    const box = document.getElementById(id), config = structuredClone(themes[theme])
+    config.legend.columns = Math.max(1, Math.floor(box.clientWidth / 150))  // a legend does not wrap by itself
+    await vegaEmbed(box, spec, {actions: false, renderer: "svg", config, tooltip: {theme}})
+  }
+  document.body.dataset.drawn = theme
+}
+let wait, width = innerWidth
+dark.addEventListener("change", draw)
+addEventListener("resize", () => {
+  if (width !== innerWidth) { width = innerWidth; clearTimeout(wait); wait = setTimeout(draw, 150) }
+})
+draw()
+
+for (const table of document.querySelectorAll("table")) {
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0]
+  heads.forEach((head, i) => head.firstElementChild.addEventListener("click", () => {
+    const up = head.getAttribute("aria-sort") === "ascending" ? -1 : 1
+    heads.forEach(other => other.removeAttribute("aria-sort"))
+    head.setAttribute("aria-sort", up > 0 ? "ascending" : "descending")
+    const value = row => row.cells[i].dataset.value ?? row.cells[i].textContent
+    const sorted = [...body.rows].sort((a, b) => {
+      const [x, y] = [value(a), value(b)]
+      if (x === "" || y === "") return (x === "") - (y === "")  // what has no figure stays below
+      return up * (isNaN(x) || isNaN(y) ? x.localeCompare(y, "en", {numeric: true}) : x - y)
+    })
+    body.append(...sorted)
+  }))
+}
+</script>
+</body>
+</html>
+"""

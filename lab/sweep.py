@@ -1,0 +1,225 @@
+"""Designs x seeds as training runs under one folder, each by train.py, until all are finished.
+
+A run that is finished is left alone, one that was interrupted goes on from its checkpoint, one that fails costs
+nobody else theirs. What a run is to be stands in designs/NAME.toml before it begins, so that a folder cannot come
+to hold two different comparisons.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from model import ModelConfig
+from runtime.errors import UserError
+from runtime.runs import StopSignal, TrainConfig, hold, write_whole
+from runtime.settings import as_dict, read_toml, show, to_toml
+
+TRAIN = Path(__file__).resolve().parent.parent / "train.py"
+POLL_SECONDS = 0.1
+OWN = {"seed", "out_dir", "resume", "overwrite", "init_from", "eval_only"}  # settings that belong to one run
+
+
+class Plan(NamedTuple):
+    """What every run of one design is to be, but for its seed."""
+
+    model: ModelConfig
+    run: TrainConfig
+
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in as_dict(self.model, self.run).items() if name not in OWN}
+
+
+class Run(NamedTuple):
+    """One design at one seed, and where it is trained."""
+
+    name: str
+    seed: int
+    folder: Path
+    plan_file: Path
+    max_steps: int
+    val_tokens: int  # of the whole split, which the last evaluation covers
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def last_row(self) -> dict[str, Any]:
+        """The newest whole row of its log, or none of it."""
+        try:
+            with open(self.metrics, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+                lines = file.read().splitlines()
+        except OSError:
+            return {}
+        for line in reversed(lines):
+            try:
+                row = json.loads(line)
+                return row if row["step"] >= 0 else {}
+            except (ValueError, KeyError, TypeError):  # torn, or the tail of a longer one
+                continue
+        return {}
+
+    def finished(self) -> bool:
+        """Whether its loss over the whole validation split is written down."""
+        row = self.last_row()
+        return row.get("step") == self.max_steps and row.get("val_tokens") == self.val_tokens
+
+    def share_done(self) -> float:
+        return min(1.0, self.last_row().get("step", 0) / self.max_steps)
+
+    def command(self) -> list[str]:
+        """What trains it from where it stands."""
+        if any((self.folder / name / "meta.json").is_file() for name in ("last", "last.old")):
+            return [sys.executable, str(TRAIN), "--resume", str(self.folder)]
+        own = ["--seed", str(self.seed), "--out_dir", str(self.folder), "--overwrite"]
+        return [sys.executable, str(TRAIN), str(self.plan_file), *own]
+
+    def held(self) -> bool:
+        """Whether a process trains in its folder, such as one whose sweep was killed."""
+        if not self.folder.exists():
+            return False
+        try:
+            hold(self.folder).close()
+        except UserError:
+            return True
+        return False
+
+
+def plan_runs(folder: Path, plans: Mapping[str, Plan], seeds: Iterable[int], val_tokens: int) -> list[Run]:
+    """The runs of a sweep, seed by seed, with what each design is to be written down in the folder.
+
+    UserError if the folder holds a design of the same name with other settings.
+    """
+    (folder / "designs").mkdir(parents=True, exist_ok=True)
+    for name, plan in plans.items():
+        file = folder / "designs" / f"{name}.toml"
+        if file.exists():
+            saved, now = read_toml(str(file)), plan.settings()
+            for key in now:
+                was = None if saved.get(key) == "none" else saved.get(key)
+                if was != now[key]:
+                    raise UserError(
+                        f"{folder} holds a comparison in which {name} has {key} {show(was)}, and now it is "
+                        f"{show(now[key])}: give another --out_dir, or the settings of before"
+                    )
+    for name, plan in plans.items():
+        file = folder / "designs" / f"{name}.toml"
+        if not file.exists():
+            lines = to_toml(plan.model, plan.run).splitlines(keepends=True)
+            write_whole(file, "".join(line for line in lines if line.split(" = ")[0] not in OWN))
+    return [
+        Run(name, seed, folder / f"{name}-{seed}", folder / "designs" / f"{name}.toml", plan.run.max_steps, val_tokens)
+        for seed in seeds
+        for name, plan in plans.items()
+    ]
+
+
+class Sweep:
+    """Trains runs, `jobs` at a time, and shows how far all of them are."""
+
+    def __init__(self, jobs: int, total: int, console: Console):
+        self.jobs, self.total, self.console = jobs, total, console
+        self.done = 0  # finished runs, those found finished included
+        self.trained: list[float] = []  # seconds that each whole run took here
+        self.failures: list[dict[str, Any]] = []
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+        self.progress = Progress(*columns, console=console, transient=True, auto_refresh=False)
+        self.task = self.progress.add_task("training", total=1.0)
+
+    def train(self, runs: Sequence[Run], stop: StopSignal) -> None:
+        """Bring every run to its end or to a failure. KeyboardInterrupt once a signal came and all have saved."""
+        waiting = [run for run in runs if run.held() or not run.finished()]
+        self.done += len(runs) - len(waiting)
+        running: dict[Run, tuple[subprocess.Popen[bytes], float, float]] = {}  # process, clock, share it began with
+        if self.console.is_interactive:
+            self.progress.start()
+        try:
+            while (waiting or running) and not stop.number:
+                for run in list(waiting):
+                    if len(running) == self.jobs:
+                        break
+                    if run.held():
+                        continue  # another process trains it: wait until it has let go
+                    waiting.remove(run)
+                    if run.finished():
+                        self.done += 1
+                        continue
+                    run.folder.mkdir(parents=True, exist_ok=True)
+                    share = run.share_done()
+                    self._say(f"{run.name}, seed {run.seed}: " + ("going on" if share else "training"))
+                    with open(run.folder / "output.txt", "wb") as output:
+                        process = subprocess.Popen(
+                            run.command(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                            start_new_session=True,  # Ctrl-C reaches it through us, once
+                        )  # fmt: skip
+                    running[run] = process, time.monotonic(), share
+                time.sleep(POLL_SECONDS)
+                for run, (process, clock, share) in list(running.items()):
+                    if process.poll() is not None:
+                        del running[run]
+                        self._ended(run, process.returncode, time.monotonic() - clock, share)
+                self._draw(running)
+        finally:
+            for process, *_ in running.values():
+                process.send_signal(stop.number or signal.SIGTERM)  # it finishes its step and saves
+            for process, *_ in running.values():
+                process.wait()
+            self.progress.stop()
+        if stop.number:
+            raise KeyboardInterrupt
+
+    def _ended(self, run: Run, status: int, seconds: float, share: float) -> None:
+        self.done += 1
+        if status == 0 and run.finished():
+            if share == 0:
+                self.trained.append(seconds)
+            loss = run.last_row()["val_loss"]
+            left = f", {clock_time(self.seconds_left([]))} left" if self.trained else ""
+            self._say(f"{run.name}, seed {run.seed}: {loss:.4f} after {seconds:.0f} s ({self.done}/{self.total}{left})")
+            return
+        lines = (run.folder / "output.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        error = lines[-1] if lines else f"ended with status {status} and not a word"
+        self.failures.append({"design": run.name, "seed": run.seed, "error": error})
+        self._say(f"{run.name}, seed {run.seed} failed: {error}")
+
+    def seconds_left(self, shares: Sequence[float]) -> float:
+        """Foretold from the runs that were trained here, for what is left after the shares of those running."""
+        each = sum(self.trained) / len(self.trained)
+        return each * max(0.0, self.total - self.done - sum(shares)) / self.jobs
+
+    def _say(self, text: str) -> None:
+        """A line that stays; the terminal's progress goes on below it."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _draw(self, running: Mapping[Run, tuple[Any, float, float]]) -> None:
+        if not self.progress.live.is_started:
+            return
+        shares = [run.share_done() for run in running]
+        if self.trained:
+            left = self.seconds_left(shares)
+        else:  # the first runs: from what they have done so far
+            pace = [(time.monotonic() - clock) / max(run.share_done() - share, 1e-9)
+                    for run, (_, clock, share) in running.items()]  # fmt: skip
+            left = min(pace, default=0.0) * max(0.0, self.total - self.done - sum(shares)) / self.jobs
+        known = self.trained or sum(shares) > 0.05
+        names = ", ".join(f"{run.name} seed {run.seed}" for run in running)
+        words = f"run {min(self.done + 1, self.total)} of {self.total}: {names}"
+        words += f", {clock_time(left)} left" if known else ""
+        self.progress.update(self.task, completed=(self.done + sum(shares)) / self.total, description=words)
+        self.progress.refresh()
+
+
+def clock_time(seconds: float) -> str:
+    """Seconds as minutes and seconds, 75 -> "1:15", with hours from 3,600 on."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
