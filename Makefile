@@ -1,21 +1,32 @@
 # make train   everything from nothing: environment, data, the default model, a sample
+# make compare       five head designs, three seeds: which differences are real, in runs/compare/report.html
+# make compare-long  the same over five seeds and longer, each design at its best learning rate
 # make test    the tests
 # make check   lint, and types of the public functions
 # make mutants break the code in many small ways and see that a test notices each
 PYTHON ?= python3
 BIN := .venv/bin
+LONG := $(addprefix config/,single-head.toml mha.toml mha-16.toml gqa-2.toml mqa.toml) --baseline mha --seeds 5 \
+	--rates 7.5e-4 1.5e-3 3e-3 --max_steps 1500 --schedule cosine --out_dir runs/compare-long
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 train: .venv/ready
 	$(BIN)/python train.py
 	$(BIN)/python sample.py
 
+compare: .venv/ready
+	$(BIN)/python compare.py
+
+compare-long: .venv/ready
+	$(BIN)/python compare.py $(LONG) --jobs 2
+	$(BIN)/python compare.py $(LONG)
+
 test: .venv/ready-dev
 	$(BIN)/python -m pytest -n 2
 
 check: .venv/ready-dev
 	$(BIN)/python -m ruff check .
-	$(BIN)/python -m mypy attention data runtime *.py
+	$(BIN)/python -m mypy attention data lab runtime *.py
 
 mutants: .venv/ready-dev
 	$(BIN)/python tests/mutants.py
@@ -34,4 +45,4 @@ clean:
 	$(PIP) -r requirements-dev.txt
 	@touch $@
 
-.PHONY: train test check mutants clean
+.PHONY: train compare compare-long test check mutants clean

@@ -3,7 +3,7 @@
 import json
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,10 +11,10 @@ from typing import Any, Literal
 from rich.console import Console
 
 from lab.designs import Design, DesignFiles, read_designs
-from lab.plans import check_alike, make_plan, match_parameters, thread_count, varied
+from lab.plans import check_alike, count_parameters, make_plan, match_parameters, thread_count, varied
 from lab.results import describe, rates_part, run_rows, write_sample
 from lab.stats import analyse
-from lab.sweep import OWN, Plan, Run, Sweep, plan_runs
+from lab.sweep import OWN, Plan, Run, Stopped, Sweep, plan_runs
 from model import ModelConfig
 from runtime import errors
 from runtime.errors import EnvironmentFault, UserError
@@ -83,20 +83,26 @@ def main(argv: list[str]) -> int:
     stop = StopSignal()
     targets = len(dataset.val) - 1
     seeds = range(1, config.seeds + 1)
-    sweep = Sweep(config.jobs, len(plans) * (config.seeds + len(config.rates)), console)
-    at_common = plans
+    sweep = Sweep(config.jobs, len(plans) * (config.seeds + len(config.rates)), console, stop)
+    common = plans
     tried: dict[str, dict[float, float]] = {}
-    if config.rates:
-        tried = try_rates(plans, config.rates, lambda some: plan_runs(out_dir / "rates", some, [RATE_SEED], targets),
-                          lambda runs: sweep.train(runs, stop))  # fmt: skip
-        plans = {name: at_rate(plans[name], min(by, key=by.__getitem__)) for name, by in tried.items()}
-    runs = plan_runs(out_dir, plans, seeds, targets)
-    sweep.train(runs, stop)
-    moved = {name: at_common[name] for name, plan in plans.items() if plan != at_common[name]}
-    sweep.total += len(moved) * config.seeds
-    common_runs = plan_runs(out_dir / "common-rate", moved, seeds, targets) if moved else []
-    sweep.train(common_runs, stop)
-    common_runs += [run for run in runs if run.name not in moved]
+    try:
+        if config.rates:
+            many = {rate_name(name, r): at_rate(plan, r) for name, plan in plans.items() for r in config.rates}
+            trials = plan_runs(out_dir / "rates", many, [RATE_SEED], targets)
+            sweep.train(trials)
+            tried = by_rate(trials, plans, config.rates)
+            plans = {name: at_rate(plans[name], min(by, key=by.__getitem__)) for name, by in tried.items()}
+        runs = plan_runs(out_dir, plans, seeds, targets)
+        sweep.train(runs)
+        moved = {name: common[name] for name, plan in plans.items() if plan != common[name]}
+        sweep.total += len(moved) * config.seeds
+        common_runs = plan_runs(out_dir / "common-rate", moved, seeds, targets) if moved else []
+        sweep.train(common_runs)
+        common_runs += [run for run in runs if run.name not in moved]
+    except Stopped:
+        print(f"stopped; every run has saved, and the same command goes on with {out_dir}", file=sys.stderr)
+        return 128 + stop.number
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(number, handler)  # from here on there is nothing to save
     finished = by_design(runs)
@@ -110,13 +116,13 @@ def main(argv: list[str]) -> int:
         "first_look": config.quick, "seeds": list(seeds), "jobs": config.jobs, "match": config.match,
         "vary": {config.vary[0]: list(config.vary[1:])} if config.vary else {}, "adjusted": adjusted,
         "failures": sweep.failures, "pooled": analysis["pooled"], "comparisons": analysis["comparisons"],
-        "rates": None, "speed": None, "speed_note": None,
+        "notes": notes(plans, config), "rates": None, "speed": None, "speed_note": None,
     }  # fmt: skip
     for entry in results["designs"]:
         group = finished[entry["name"]]
         entry |= analysis["designs"][entry["name"]] | {"runs": run_rows(group), "sample": write_sample(group[0].folder)}
     if config.rates:
-        results["rates"] = rates_part(tried, RATE_SEED, plans, at_common[baseline].run.learning_rate, analysis,
+        results["rates"] = rates_part(tried, RATE_SEED, plans, common[baseline].run.learning_rate, analysis,
                                       analyse(metrics(by_design(common_runs)), baseline), baseline)  # fmt: skip
     if config.jobs > 1:
         results["speed_note"] = "Speed was not measured, since several runs shared the machine: --jobs 1 adds it."
@@ -166,13 +172,40 @@ def read_line(argv: Sequence[str]) -> tuple[dict[str, Design], CompareConfig, di
     return varied(designs, config.vary), config, given
 
 
-def try_rates(plans: Mapping[str, Plan], rates: Sequence[float], make_runs: Any, train: Any) -> dict[str, dict[float, float]]:
-    """Final losses by design and learning rate, on the seed kept for that; designs that failed at all are left out."""
-    runs = make_runs({f"{name}-rate={r:g}": at_rate(plan, r) for name, plan in plans.items() for r in rates})
-    train(runs)
+def notes(plans: Mapping[str, Plan], config: CompareConfig) -> list[str]:
+    """What a reader must know to judge the comparison fairly."""
+    told = []
+    if config.quick:
+        told.append("This is a first look: far too short to settle anything.")
+    if len({plan.run.learning_rate for plan in plans.values()}) == 1 and not config.rates:
+        rate = next(iter(plans.values())).run.learning_rate
+        told.append(
+            f"All designs train with AdamW at one learning rate, {rate:g}: a design that would do better at another "
+            "is at a disadvantage. --rates lets each have its own."
+        )
+    counts = {name: count_parameters(plan.model) for name, plan in plans.items()}
+    if config.match == "params":
+        told.append("Parameters were made equal by widening or narrowing the MLP (d_ff); others add heads or layers.")
+    elif len(set(counts.values())) > 1:
+        told.append(
+            f"Parameters are not equal: from {min(counts.values()):,} to {max(counts.values()):,}. --match params "
+            "makes them equal by the width of the MLP."
+        )
+    return told
+
+
+def rate_name(name: str, rate: float) -> str:
+    return f"{name}-rate={rate:g}"
+
+
+def by_rate(runs: Sequence[Run], names: Iterable[str], rates: Sequence[float]) -> dict[str, dict[float, float]]:
+    """Final losses by design and learning rate; UserError names a design that failed at every rate."""
     done = {run.name: run.last_row()["val_loss"] for run in runs if run.finished()}
-    tried = {name: {r: done[key] for r in rates if (key := f"{name}-rate={r:g}") in done} for name in plans}
-    return {name: by for name, by in tried.items() if by}
+    tried = {name: {r: done[rate_name(name, r)] for r in rates if rate_name(name, r) in done} for name in names}
+    for name, losses in tried.items():
+        if not losses:
+            raise EnvironmentFault(f"{name} failed at every one of the rates; leave it out or try lower ones")
+    return tried
 
 
 def at_rate(plan: Plan, rate: float) -> Plan:
@@ -198,9 +231,19 @@ def measure_speed(plans: Mapping[str, Plan], config: CompareConfig, console: Con
 
     configs = {name: plan.model for name, plan in plans.items()}
     run = next(iter(plans.values())).run
+    told = ""
     with console.status("measuring speed") as status:
-        return measure(configs, config.batch, config.context, run.batch_size, threads=run.threads,
-                       progress=lambda share, what: status.update(f"measuring speed {share:.0%}: {what}"))  # fmt: skip
+
+        def tell(share: float, what: str) -> None:
+            nonlocal told
+            phase = what.rpartition(",")[0] or what  # without the design
+            if console.is_interactive:
+                status.update(f"measuring speed {share:.0%}: {what}")
+            elif phase != told:
+                console.print(f"measuring speed: {phase}", markup=False, highlight=False)
+            told = phase
+
+        return measure(configs, config.batch, config.context, run.batch_size, threads=run.threads, progress=tell)
 
 
 if __name__ == "__main__":

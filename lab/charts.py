@@ -10,7 +10,8 @@ import altair as alt
 import vl_convert
 
 Results = dict[str, Any]
-Panels = list[alt.LayerChart]
+Design = dict[str, Any]
+Panels = list[Any]  # altair charts
 
 # Okabe and Ito's colours for all kinds of colour vision, a grey in place of black, which a dark page would swallow.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"]
@@ -25,34 +26,35 @@ def theme(text: str, grid: str) -> dict[str, Any]:
     return {
         "background": "transparent",
         "axis": {**words, "gridColor": grid, "domainColor": GREY, "tickColor": GREY, "labelLimit": 130},
-        "legend": {**words, "orient": "bottom", "labelLimit": 120, "symbolSize": 90, "columns": 5},
+        "legend": {**words, "orient": "bottom", "labelLimit": 120, "symbolSize": 90, "symbolOpacity": 1, "columns": 5},
         "title": {"color": text, "font": font, "fontSize": 13, "anchor": "start"},
+        "rule": {"color": text},
         "view": {"stroke": None},
         "range": {"category": PALETTE, "symbol": SHAPES},
     }
 
 
-def head_counts(results: Results) -> dict[str, list[dict[str, Any]]]:
-    """Designs whose heads all have K and V of their own and that differ in n_head alone, by what sets them apart.
+def others(results: Results, design: Design) -> str:
+    """How a design differs from the baseline apart from its heads, and from what follows them; "" if in nothing."""
+    follows = {"n_head", "n_kv_head", "head_dim"}
+    follows |= {"d_ff"} if results["match"] == "params" else set()  # made to fit
+    follows |= {"learning_rate"} if results["rates"] else set()  # each design's best
+    return ", ".join(f"{key} {value}" for key, value in sorted(design["changes"].items()) if key not in follows)
 
-    Lists are sorted by n_head and hold at least two numbers of heads; the key is "" where there is nothing else.
+
+def head_counts(results: Results) -> dict[str, list[Design]]:
+    """Designs that differ in n_head alone, each head with K and V of its own, by what else sets them apart.
+
+    Each list is sorted by n_head and holds at least two numbers of heads.
     """
-    follows = {"n_head", "n_kv_head", "head_dim"}  # from the number of heads, or from being made equal otherwise
-    follows |= {"d_ff"} if results["match"] == "params" else set()
-    follows |= {"learning_rate"} if results["rates"] else set()
-    families: dict[str, list[dict[str, Any]]] = {}
-    for design in trained(results):
+    families: dict[str, list[Design]] = {}
+    for design in sorted(trained(results), key=lambda d: d["n_head"]):
         if design["n_kv_head"] == design["n_head"]:
-            others = sorted((k, v) for k, v in design["changes"].items() if k not in follows)
-            families.setdefault(", ".join(f"{k} {v}" for k, v in others), []).append(design)
-    return {
-        label: sorted(family, key=lambda d: d["n_head"])
-        for label, family in families.items()
-        if len({d["n_head"] for d in family}) > 1
-    }
+            families.setdefault(others(results, design), []).append(design)
+    return {label: family for label, family in families.items() if len({d["n_head"] for d in family}) > 1}
 
 
-def trained(results: Results) -> list[dict[str, Any]]:
+def trained(results: Results) -> list[Design]:
     """The designs with a finished run."""
     return [d for d in results["designs"] if d["runs"]]
 
@@ -62,9 +64,9 @@ def speed_of(results: Results) -> dict[str, dict[str, Any]]:
     return results["speed"]["designs"] if results["speed"] else {}
 
 
-def front(designs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def front(designs: list[Design]) -> list[Design]:
     """The Pareto front by fewest cache bytes: no other design has a lower mean loss with as few bytes."""
-    best: list[dict[str, Any]] = []
+    best: list[Design] = []
     for design in sorted(designs, key=lambda d: (d["cache_bytes_per_token"], d["loss"]["mean"])):
         if not best or design["loss"]["mean"] < best[-1]["loss"]["mean"]:
             best.append(design)
@@ -125,7 +127,7 @@ def _points(
     legend: bool = True,
     line: bool = True,
     band: bool = False,
-) -> alt.LayerChart:
+) -> Any:
     """Points of rows with mean, low and high, their spread as rules or as a band, and a line through each of `by`."""
     look: dict[str, Any] = {"title": None, "scale": alt.Scale(domain=names)} | ({} if legend else {"legend": None})
     base = _chart(rows).encode(x=x, color=alt.Color(f"{by}:N", **look))
@@ -157,13 +159,15 @@ def _y(title: str | None, **scale: Any) -> alt.Y:
 
 LOSS = "validation loss, nats a token"
 ROUNDS = {"low": "slowest round|,.0f", "high": "fastest round|,.0f"}
-TOKENS = alt.X("tokens:Q", title="training tokens seen", axis=alt.Axis(format="~s", tickCount=5))
-ZERO = {"color": GREY, "strokeDash": [4, 3]}
+NO_UNIT = "datum.value ? datum.label : 0"  # 0, not 0k
+TOKENS = alt.X("tokens:Q", title="training tokens seen", axis=alt.Axis(format="~s", tickCount=5, labelExpr=NO_UNIT))
+ZERO: dict[str, Any] = {"color": GREY, "strokeDash": [4, 3]}
 
 
-def _deviation(design: dict[str, Any]) -> dict[str, Any]:
+def _deviation(design: Design) -> dict[str, Any]:
     """Name, mean loss and, of two seeds and more, the mean less and plus the standard deviation."""
-    row = {"design": design["name"], "n_head": design["n_head"], "bytes": design["cache_bytes_per_token"]} | design["loss"]
+    row = {"design": design["name"], "n_head": design["n_head"], "bytes": design["cache_bytes_per_token"]}
+    row |= design["loss"]
     return row if row["sd"] is None else row | {"low": row["mean"] - row["sd"], "high": row["mean"] + row["sd"]}
 
 
@@ -173,7 +177,7 @@ def _rounds(design: str, measured: dict[str, float]) -> dict[str, Any]:
 
 def _loss(results: Results, names: list[str]) -> Panels:
     rows = [{"design": d["name"], **point} for d in trained(results) for point in d["curve"]]
-    tips = _tips(design="design", tokens="tokens|,", mean="loss|.4f", low="mean - sd|.4f", high="mean + sd|.4f", n="seeds")
+    tips = _tips(design="design", tokens="tokens|,", mean="loss|.4f", low="less sd|.4f", high="plus sd|.4f", n="seeds")
     return [_points(rows, names, TOKENS, _y(LOSS, zero=False), tips, band=True).properties(height=340)] if rows else []
 
 
@@ -183,7 +187,8 @@ def _difference_curve(results: Results, names: list[str]) -> Panels:
     # The second half sets the height: early bands are many times as wide, and leave the picture.
     late = [point for curve in curves.values() for point in curve[len(curve) // 2 :]]
     seen = [0.0, *(point[key] for point in late for key in ("mean", "low", "high") if point[key] is not None)]
-    y = _y("nats a token", domain=[min(seen), max(seen)] if any(seen) else [-0.01, 0.01])
+    edge = 0.06 * (max(seen) - min(seen)) or 0.01
+    y = _y("nats a token", domain=[min(seen) - edge, max(seen) + edge])
     tips = _tips(tokens="tokens|,", mean="difference|+.4f", low="from|+.4f", high="to|+.4f", n="seeds")
     zero = _chart([{"zero": 0}]).mark_rule(**ZERO).encode(y="zero:Q")
     panels = []
@@ -208,12 +213,13 @@ def _difference(results: Results, names: list[str]) -> Panels:
     look: dict[str, Any] = {"scale": alt.Scale(domain=names), "legend": None}
     tips = _tips(design="design", mean="mean|+.4f", low="from|+.4f", high="to|+.4f", n="seeds", verdict="verdict")
     base = _chart(means).encode(y=y, color=alt.Color("design:N", **look))
-    dots = base.mark_point(filled=True, opacity=1, size=110).encode(x=x, shape=alt.Shape("design:N", **look), tooltip=tips)
+    dots = base.mark_point(filled=True, opacity=1, size=110)
     each = _chart(seeds).mark_point(filled=True, opacity=0.7, size=30, color=GREY, yOffset=11)
+    spread = base.properties(data=alt.Data(values=_spread(means))).mark_rule(strokeWidth=3)
     layers = [
         _chart([{"zero": 0}]).mark_rule(**ZERO).encode(x="zero:Q"),
-        base.properties(data=alt.Data(values=_spread(means))).mark_rule(strokeWidth=3).encode(x="low:Q", x2="high:Q"),
-        dots,
+        *([spread.encode(x="low:Q", x2="high:Q")] if _spread(means) else []),
+        dots.encode(x=x, shape=alt.Shape("design:N", **look), tooltip=tips),
         each.encode(x=x, y=y, tooltip=_tips(design="design", seed="seed", mean="difference|+.4f")),
     ]
     return [alt.layer(*layers).properties(height=44 * len(means))] if means else []
@@ -246,7 +252,9 @@ def _decode(results: Results, names: list[str]) -> Panels:
                 row |= {"ms": cell["ms_per_step"]["median"], "hollow": not cell["gain_expected"], "gain": gain}
                 rows.append(row)
         x = _log("context", "context, tokens", [row["context"] for row in rows], 1.15)
-        panel = _points(rows, names, x, _y("decoded tokens/s", zero=True), tips)
+        limit = 6 * min(d["n_embd"] for d in results["designs"]) / batch
+        small = _chart([{"context": 1, "to": limit}]).mark_rect(color=GREY, opacity=0.15, clip=True)
+        panel = small.encode(x=x, x2="to") + _points(rows, names, x, _y("decoded tokens/s", zero=True), tips)
         panels.append(panel.properties(height=260, title=f"batch {batch}"))
     return panels
 
@@ -258,7 +266,7 @@ def _training(results: Results, names: list[str]) -> Panels:
     x = alt.X("mean:Q", title="training tokens/s, slowest to fastest round", axis=alt.Axis(tickCount=5))
     tips = _tips(design="design", mean="tokens/s|,.0f", **ROUNDS)
     bars = base.mark_bar(cornerRadiusEnd=3, height={"band": 0.6}).encode(x=x, color=color, tooltip=tips)
-    spread = base.mark_rule(strokeWidth=2, color=GREY).encode(x="low:Q", x2="high:Q")
+    spread = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
     return [(bars + spread).properties(height=34 * len(rows))] if rows else []
 
 

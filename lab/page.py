@@ -22,17 +22,19 @@ h3 { font-size: 1rem; margin: 1.3em 0 .4em }
 p { max-width: 75ch }
 ul { padding-left: 1.2em; max-width: 80ch }
 li { margin: .35em 0 }
+.lead { font-size: 1.1rem }
 .warning { background: var(--warn); padding: .7em 1em; border-radius: 6px }
 figure { margin: 1.2em 0 2em }
 figcaption { color: var(--soft); font-size: .9rem; max-width: 80ch; margin-top: .5em }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 18px }
 .chart, .chart.vega-embed { display: block; width: 100%; min-width: 0; overflow: hidden }
 .scroll { overflow-x: auto; margin: .8em 0; border: 1px solid var(--line); border-radius: 6px }
-table { border-collapse: collapse; font-size: .875rem; width: 100%; overflow-wrap: normal }
+table { border-collapse: separate; border-spacing: 0; font-size: .875rem; width: 100%; overflow-wrap: normal }
 th, td { padding: .4em .7em; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
 tbody tr:last-child td { border-bottom: 0 }
 td:first-child { position: sticky; left: 0; background: var(--back); max-width: 40vw; overflow: hidden;
   text-overflow: ellipsis }
+th.n { text-align: right }
 td.n { text-align: right; font-variant-numeric: tabular-nums }
 thead { background: var(--box) }
 th button { all: unset; cursor: pointer; font-weight: 600; white-space: nowrap }

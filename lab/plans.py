@@ -29,7 +29,7 @@ def varied(designs: Mapping[str, Design], words: Sequence[str]) -> dict[str, Des
         for text in texts:
             ((field, value),) = read([f"--{name}={text}"], ModelConfig, TrainConfig, prog="", description="").items()
             if field in SAME or field in OWN:
-                raise UserError(f"--vary {field} cannot be: all runs of a comparison share it, or their losses would not compare")
+                raise UserError(f"--vary {field} cannot be: all runs share it, or their losses would not compare")
             shown = value if isinstance(value, str) else show(value).strip('"')
             new = f"{field}={shown}" if design.file is None else f"{design.name}-{field}={shown}"
             settings = design.settings | {field: value}
@@ -72,7 +72,7 @@ def thread_count(given: int | None, jobs: int, folder: Path) -> int:
     for file in folder.rglob("designs/*.toml"):
         saved = read_toml(str(file))["threads"]
         if given not in (None, saved):
-            raise UserError(f"{folder} was begun with {saved} threads: leave --threads {given} out or give another --out_dir")
+            raise UserError(f"{folder} was begun with {saved} threads: give --threads {saved} or another --out_dir")
         return saved
     return given or max(1, torch.get_num_threads() // jobs)
 
@@ -98,8 +98,11 @@ def match_parameters(plans: Mapping[str, Plan], baseline: str) -> tuple[dict[str
         model = dataclasses.replace(plan.model, d_ff=max(1, d_ff))
         count = count_parameters(model)
         if abs(count / target - 1) > 0.005:
-            raise UserError(f"{name} cannot be brought to the {target:,} parameters of {baseline} by d_ff: nearest is {count:,}")
+            raise UserError(
+                f"d_ff cannot bring {name} to the {target:,} parameters of {baseline}: the nearest is {count:,}"
+            )
         if d_ff != plan.model.d_ff:
-            changes.append(f"{name}: d_ff {plan.model.d_ff} -> {d_ff}, {count:,} parameters ({count / target - 1:+.2%})")
+            told = f"{count:,} parameters ({count / target - 1:+.2%})"
+            changes.append(f"{name}: d_ff {plan.model.d_ff} -> {d_ff}, {told}")
         matched[name] = Plan(model, plan.run)
     return matched, changes

@@ -22,6 +22,7 @@ from runtime.settings import show
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE_TOKENS = 300
+TOLD = ("n_layer", "n_embd", "d_ff", "positions", "norm", "activation", "dropout", "init")  # if all designs share it
 
 
 def describe(
@@ -40,8 +41,7 @@ def describe(
     shared = {k: v for k, v in reference.settings().items() if all(p.settings()[k] == v for p in plans.values())}
     rate = f"learning rate {run.learning_rate:g}" if "learning_rate" in shared else "learning rates that differ"
     held = [
-        f"data: {dataset.name}, tokenizer {dataset.tokenizer.kind}; at each seed all designs see the same tokens in the "
-        "same order",
+        f"data: {dataset.name}, tokenizer {dataset.tokenizer.kind}; at each seed the same tokens in the same order",
         f"length: {run.max_steps:,} steps of {tokens_per_step:,} tokens, {tokens:,} in all, "
         f"{tokens / len(dataset.train):.2f} of one pass over the training text",
         "initial values: at each seed, those of every parameter that designs share by name and shape",
@@ -49,7 +49,7 @@ def describe(
         f"{run.weight_decay:g}",
         f"evaluation: the whole validation split, {len(dataset.val) - 1:,} tokens in windows of {model.block_size}, "
         "after the last step",
-        f"settings: {', '.join(f'{k} {bare(shared[k])}' for k in ('n_layer', 'n_embd', 'd_ff', 'positions', 'norm', 'activation', 'dropout') if k in shared)}",
+        "settings: " + ", ".join(f"{name} {bare(shared[name])}" for name in TOLD if name in shared),
         f"processor threads: {run.threads}",
     ]
     if len(counts) == 1:

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +38,7 @@ MATMUL_SIZE = 2048
 ADAMW = SimpleNamespace(learning_rate=1e-4, weight_decay=0.1, beta1=0.9, beta2=0.95)  # no value changes the speed
 
 Progress = Callable[[float, str], None]
+Timed = Callable[[str, Mapping[str, Callable[[], Any]]], dict[str, list[float]]]  # what, and the calls -> seconds
 
 
 def count(config: ModelConfig) -> dict[str, float]:
@@ -89,13 +90,14 @@ def measure(
     prefill: `context` tokens a sequence into an empty cache, logits for the last. decode: one more token a
     sequence where the cache holds context - 1, without the draw. decode_attention: of such a step only the
     attention, with a cache for every layer, and scaled_dot_product_attention on the same tensors beside it.
+
     A rate is {"median", "low", "high"} over the rounds. FLOPs count for a query only the keys that it may see
-    (GPT.flops_per_token with causal; evidence: Chowdhery et al. 2022, appendix B, count all); bytes are those that
-    a step has to read, weights and cache. A share of the read above 1 means that the processor's cache served it.
-    Peak memory comes from fresh processes, in MB (10^6 bytes). UserError for what the memory would not hold.
+    (GPT.flops_per_token, causal). Bytes are those a step has to read, weights and cache; a share of the read above
+    1 means that the processor's cache served it. Peak memory, of fresh processes, in MB (10^6 bytes).
+    `progress` is told the share of turns done and what was last. UserError for what the memory would not hold.
     """
     check_memory(configs, batch, context, train_batch, device)
-    threads, wait = torch.get_num_threads(), waiter(device)
+    threads, wait = threads or torch.get_num_threads(), waiter(device)
     cells = [(b, c) for b in batch for c in context]
     turns = len(configs) * (rounds + 1)  # the warm-up is one
     total, done = 1 + turns * (1 + 4 * len(cells)) + len(configs), 0
@@ -106,80 +108,85 @@ def measure(
         if progress:
             progress(done / total, what)
 
-    def timed(work: Mapping[str, Callable[[], Any]], what: str) -> dict[str, list[float]]:
-        calls = {name: after(call, wait) for name, call in work.items()}
-        return interleave(calls, rounds, lambda name: tick(f"{what}, {name}"))
+    def timed(what: str, calls: Mapping[str, Callable[[], Any]]) -> dict[str, list[float]]:
+        waited = {name: after(call, wait) for name, call in calls.items()}
+        return interleave(waited, rounds, lambda name: tick(f"{what}, {name}"))
 
-    limits = machine_limits(threads, device)
-    tick("limits of the machine")
-    designs: dict[str, Any] = {
-        name: {"prefill": [], "decode": [], "decode_attention": [], "peak_memory_mb": {}} for name in configs
-    }
-
-    models = {name: GPT(config).to(device) for name, config in configs.items()}
-    times = timed({name: training_step(model, train_batch) for name, model in models.items()}, "training")
-    for name, model in models.items():
-        tokens = train_batch * model.config.block_size
-        rate = spread(times[name], lambda t, tokens=tokens: tokens / t)
-        gflops = rate["median"] * model.flops_per_token(causal=True) / 1e9
-        designs[name]["training"] = {"tokens_per_s": rate, **arithmetic(gflops, limits)}
-    del models
-
-    with torch.inference_mode():
-        models = {name: decoder(config, max(context)).to(device) for name, config in configs.items()}
-        for b, c in cells:
-            cell, where = {"batch": b, "context": c}, f"batch {b}, context {c}"
-            caches = {name: model.new_cache(b, c) for name, model in models.items()}
-            times = timed({name: prefill(model, caches[name]) for name, model in models.items()}, f"prefill, {where}")
-            for name, model in models.items():
-                rate = spread(times[name], lambda t: b * c / t)
-                gflops = rate["median"] * prefill_flops(model, c) / 1e9
-                designs[name]["prefill"].append(cell | {"tokens_per_s": rate, **arithmetic(gflops, limits)})
-
-            times = timed({name: decode(model, caches[name]) for name, model in models.items()}, f"decode, {where}")
-            for name, model in models.items():
-                step = statistics.median(times[name])
-                read = (weight_bytes(model) + caches[name].nbytes) / step / 1e9
-                designs[name]["decode"].append(
-                    cell
-                    | {
-                        "tokens_per_s": spread(times[name], lambda t: b / t),
-                        "ms_per_step": spread(times[name], lambda t: 1e3 * t),
-                        "cache_mb": rounded(caches[name].nbytes / 1e6),
-                        "gb_per_s": rounded(read),
-                        "share_of_read": rounded(read / limits["read_gb_per_s"]),
-                        "gain_expected": gain_expected(b, c, model.config.n_embd),
-                    }
-                )
-
-            calls = {}
-            for name, model in models.items():
-                calls[name], calls[f"{name}, sdpa"] = decode_attention(model, caches[name])
-            times = timed(calls, f"attention, {where}")
-            for name, cache in caches.items():
-                read = cache.nbytes / statistics.median(times[name]) / 1e9
-                designs[name]["decode_attention"].append(
-                    cell
-                    | {
-                        "caches": len(cache.layers),
-                        "ms": spread(times[name], lambda t: 1e3 * t),
-                        "gb_per_s": rounded(read),
-                        "share_of_ideal": rounded(read / limits["read_gb_per_s"]),
-                        "sdpa_ms": spread(times[f"{name}, sdpa"], lambda t: 1e3 * t),
-                    }
-                )
-            del caches, calls
-        del models
-
+    with torch_threads(threads):
+        limits = machine_limits(threads, device)
+        tick("limits of the machine")
+        designs: dict[str, Any] = {name: {"prefill": [], "decode": [], "decode_attention": []} for name in configs}
+        for name, result in measure_training(configs, train_batch, timed, limits, device).items():
+            designs[name]["training"] = result
+        with torch.inference_mode():
+            models = {name: decoder(config, max(context)).to(device) for name, config in configs.items()}
+            for b, c in cells:
+                for name, parts in measure_cell(models, b, c, timed, limits).items():
+                    for part, result in parts.items():
+                        designs[name][part].append({"batch": b, "context": c} | result)
+            del models
     for name, config in configs.items():
-        designs[name]["peak_memory_mb"] = peak_memory(name, config, max(batch), max(context), train_batch, device)
+        size = {"batch": max(batch), "context": max(context), "train_batch": train_batch}
+        designs[name]["peak_memory_mb"] = peak_memory(name, config, size | {"device": device, "threads": threads})
         tick(f"peak memory, {name}")
     return {
         "threads": threads, "device": device, "rounds": rounds, "limits": limits, "batch": list(batch),
         "context": list(context), "train_batch": train_batch, "designs": designs,
-        "decode_gain": "where batch x context < 6 n_embd a step reads more bytes of weights than of even MHA's cache "
+        "decode_gain": "where batch x context < 6 n_embd a step reads more bytes of weights than even MHA has cache "
         "(with an MLP of 4 n_embd), and no gain in speed is to be expected of fewer K/V heads",
     }  # fmt: skip
+
+
+def measure_training(
+    configs: Mapping[str, ModelConfig], train_batch: int, timed: Timed, limits: Mapping[str, Any], device: str
+) -> dict[str, dict[str, Any]]:
+    """The part "training" of every design."""
+    models = {name: GPT(config).to(device) for name, config in configs.items()}
+    times = timed("training", {name: training_step(model, train_batch) for name, model in models.items()})
+    results = {}
+    for name, model in models.items():
+        rate = spread(train_batch * model.config.block_size / t for t in times[name])
+        results[name] = {"tokens_per_s": rate, **arithmetic(rate, model.flops_per_token(causal=True), limits)}
+    return results
+
+
+def measure_cell(
+    models: Mapping[str, GPT], batch: int, context: int, timed: Timed, limits: Mapping[str, Any]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """The parts of every design that belong to one batch and context; the caches of all are there together."""
+    where = f"batch {batch}, context {context}"
+    caches = {name: model.new_cache(batch, context) for name, model in models.items()}
+    filling = timed(f"prefill, {where}", {name: prefill(model, caches[name]) for name, model in models.items()})
+    steps = timed(f"decode, {where}", {name: decode(model, caches[name]) for name, model in models.items()})
+    calls = {}
+    for name, model in models.items():
+        calls[name], calls[f"{name}, sdpa"] = decode_attention(model, caches[name])
+    attending = timed(f"attention, {where}", calls)
+    results = {}
+    for name, model in models.items():
+        cache, peak = caches[name].nbytes, limits["read_gb_per_s"]
+        rate = spread(batch * context / t for t in filling[name])
+        read = (weight_bytes(model) + cache) / statistics.median(steps[name]) / 1e9
+        read_attending = cache / statistics.median(attending[name]) / 1e9
+        results[name] = {
+            "prefill": {"tokens_per_s": rate, **arithmetic(rate, prefill_flops(model, context), limits)},
+            "decode": {
+                "tokens_per_s": spread(batch / t for t in steps[name]),
+                "ms_per_step": spread(1e3 * t for t in steps[name]),
+                "cache_mb": rounded(cache / 1e6),
+                "gb_per_s": rounded(read),
+                "share_of_read": rounded(read / peak),
+                "gain_expected": gain_expected(batch, context, model.config.n_embd),
+            },
+            "decode_attention": {
+                "caches": len(caches[name].layers),
+                "ms": spread(1e3 * t for t in attending[name]),
+                "gb_per_s": rounded(read_attending),
+                "share_of_ideal": rounded(read_attending / peak),
+                "sdpa_ms": spread(1e3 * t for t in attending[f"{name}, sdpa"]),
+            },
+        }
+    return results
 
 
 def interleave(
@@ -268,7 +275,8 @@ def decode_attention(model: GPT, cache: KVCache) -> tuple[Callable[[], None], Ca
 
     def sdpa() -> None:
         for layer in cache.layers:
-            F.scaled_dot_product_attention(q, *layer.buffers, enable_gqa=grouped)
+            k, v = layer.buffers
+            F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
 
     return ours, sdpa
 
@@ -322,7 +330,7 @@ def check_memory(
         for c in context:
             caches = {name: b * c * int(count(config)["cache_bytes_per_token"]) for name, config in configs.items()}
             activations = max(
-                4 * b * c * (max(2 * config.d_ff, 4 * config.n_head * config.head_dim) + 2 * config.n_embd)
+                4 * b * c * (max(3 * config.d_ff, 4 * config.n_head * config.head_dim) + 2 * config.n_embd)
                 + (8 * b * config.n_head * c * c if config.attention_path == "scratch" else 0)
                 for config in configs.values()
             )
@@ -347,22 +355,18 @@ def available_memory(device: str) -> int | None:
         return None
 
 
-def peak_memory(
-    name: str, config: ModelConfig, batch: int, context: int, train_batch: int, device: str
-) -> dict[str, float | None]:
+def peak_memory(name: str, config: ModelConfig, task: Mapping[str, Any]) -> dict[str, float | None]:
     """Peak memory in MB of fresh processes: after the imports, after training steps, after prefill and decoding.
 
     Training and decoding have a process each, side by side, so that neither hides behind the other's peak.
+    `task` is the rest of what `work_for_peak` is to know.
     """
-    task = {"config": as_dict(config), "batch": batch, "context": context, "train_batch": train_batch,
-            "device": device, "threads": torch.get_num_threads()}  # fmt: skip
     workers = {}
     for phase in ("training", "decoding"):
         line = [sys.executable, "-m", "lab.speed"]
-        worker = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        worker.stdin.write(json.dumps(task | {"phase": phase}))
-        worker.stdin.close()
-        workers[phase] = worker
+        workers[phase] = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        with workers[phase].stdin as words:
+            json.dump({**task, "config": as_dict(config), "phase": phase}, words)
     peaks: dict[str, float | None] = {}
     for phase, worker in workers.items():
         with worker:
@@ -380,10 +384,11 @@ def work_for_peak(task: Mapping[str, Any]) -> dict[str, float | None]:
     """What the fresh process does: a few steps of one phase; the peaks before and after them."""
     torch.set_num_threads(task["threads"])
     (config,), device = build((ModelConfig,), task["config"]), task["device"]
+    torch.optim.AdamW([torch.zeros(1)])  # loads 80 MB of PyTorch, which are no design's
     start = peak_mb(device)
     if task["phase"] == "training":
         step = training_step(GPT(config).to(device), task["train_batch"])
-        for _ in range(3):  # the first makes AdamW's moments, the next ones have them beside the gradients
+        for _ in range(3):  # the first makes AdamW's moments, the others have them beside the gradients
             step()
     else:
         with torch.inference_mode():
@@ -451,13 +456,15 @@ def random_ids(model: GPT, batch: int, length: int) -> Tensor:
     return ids.to(model.head.weight.device)
 
 
-def arithmetic(gflops: float, limits: Mapping[str, Any]) -> dict[str, float]:
+def arithmetic(rate: Mapping[str, float], flops: float, limits: Mapping[str, Any]) -> dict[str, float]:
+    """What a rate of tokens at so many FLOPs each comes to."""
+    gflops = rate["median"] * flops / 1e9
     return {"gflops": rounded(gflops), "share_of_matmul": rounded(gflops / limits["matmul_gflops"])}
 
 
-def spread(times: Sequence[float], value: Callable[[float], float]) -> dict[str, float]:
-    """Median, smallest and largest of a value of the rounds' times."""
-    values = [value(t) for t in times]
+def spread(values: Iterable[float]) -> dict[str, float]:
+    """Median, smallest and largest over the rounds."""
+    values = list(values)
     return {"median": rounded(statistics.median(values)), "low": rounded(min(values)), "high": rounded(max(values))}
 
 

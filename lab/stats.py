@@ -135,14 +135,13 @@ def pooled_analysis(losses: Mapping[str, Mapping[int, float]], baseline: str) ->
     df = (k - 1) * (n - 1)
     residual_sd = math.sqrt(squares.sum() / df)
     design_sd = dict(zip(losses, np.sqrt(squares * k / df).tolist(), strict=True))
-    quiet, noisy = min(design_sd, key=design_sd.__getitem__), max(design_sd, key=design_sd.__getitem__)
-    note = None
-    if design_sd[noisy] > NOISE_RATIO * design_sd[quiet]:
-        range_ = f"{design_sd[quiet]:.4f} ({quiet}) to {design_sd[noisy]:.4f} ({noisy})"
-        note = f"The pooled analysis takes designs to be equally noisy, but their residual deviations go from {range_}."
+    (low, quiet), *_, (high, noisy) = sorted((sd, name) for name, sd in design_sd.items())
+    span = f"residual deviations go from {low:.4f} ({quiet}) to {high:.4f} ({noisy})"
+    note = f"The pooled analysis takes all designs to be equally noisy, but their {span}."
     error = residual_sd * math.sqrt(2 / n)  # of a difference between two designs' means
     tests = {name: t_test(mean, error, df) for name, mean in zip(losses, means.tolist(), strict=True)}
-    return {"df": df, "residual_sd": residual_sd, "design_sd": design_sd, "seeds": seeds, "note": note}, tests
+    pooled = {"df": df, "residual_sd": residual_sd, "design_sd": design_sd, "seeds": seeds}
+    return {**pooled, "note": note if high > NOISE_RATIO * low else None}, tests
 
 
 def not_settled(differences: Sequence[Mapping], baseline: Sequence[Mapping], steps: int) -> str | None:
@@ -155,12 +154,10 @@ def not_settled(differences: Sequence[Mapping], baseline: Sequence[Mapping], ste
         return "too few evaluations to tell"
     half = min(differences, key=lambda point: abs(point["step"] - steps / 2))
     quarter = min(baseline, key=lambda point: abs(point["step"] - steps * 3 / 4))
-    end, last = differences[-1], baseline[-1]
-    if half["mean"] * end["mean"] < 0:
-        values = f"{half['mean']:+.4f} at step {half['step']} and {end['mean']:+.4f} at step {end['step']}"
-        return f"the mean difference was {values}"
-    fall = quarter["mean"] - last["mean"]
-    where = f"from step {quarter['step']} to {last['step']}"
+    before, after = (f"{point['mean']:+.4f} at step {point['step']}" for point in (half, differences[-1]))
+    if half["mean"] * differences[-1]["mean"] < 0:
+        return f"the mean difference was {before} and {after}"
+    fall, where = quarter["mean"] - baseline[-1]["mean"], f"from step {quarter['step']} to {baseline[-1]['step']}"
     return f"the baseline's loss still fell by {fall:.3f} {where}" if fall > FALL else None
 
 
@@ -169,9 +166,8 @@ def _curve(curves: Sequence[Mapping[int, float]], tokens: Mapping[int, int], fac
     points = []
     for step in sorted(set.intersection(*map(set, curves))):
         mean, sd = mean_and_sd([curve[step] for curve in curves])
-        band = {} if None in (factor, sd) else {"low": mean - factor * sd, "high": mean + factor * sd}
-        points.append({"step": step, "tokens": tokens[step], "mean": mean, "low": None, "high": None, "n": len(curves)})
-        points[-1] |= band
+        low, high = (None, None) if None in (factor, sd) else (mean - factor * sd, mean + factor * sd)
+        points.append({"step": step, "tokens": tokens[step], "mean": mean, "low": low, "high": high, "n": len(curves)})
     return points
 
 
@@ -190,18 +186,15 @@ def _alone(runs: Sequence[Run]) -> dict[str, Any]:
 def _paired(pairs: Mapping[int, tuple[Run, Run]], comparisons: int) -> dict[str, Any]:
     """Student's analysis of {seed: (design's run, baseline's run)}: error sd / sqrt(n), n - 1 degrees of freedom."""
     differences, n = [run.loss - reference.loss for run, reference in pairs.values()], len(pairs)
-    curves = [{s: run.curve[s] - reference.curve[s] for s in run.curve if s in reference.curve}
-              for run, reference in pairs.values()]  # fmt: skip
+    curves = [{s: a.curve[s] - b.curve[s] for s in a.curve if s in b.curve} for a, b in pairs.values()]
     mean, sd = mean_and_sd(differences)
-    tested: dict[str, Any] = {"interval": None, "p": None, "smallest_detectable": None}
-    factor = None
+    result = {"seeds": list(pairs), "differences": differences, "mean": mean, "sd": sd}
+    factor, test, detectable = None, {"interval": None, "p": None}, None
     if n >= MIN_SEEDS:
-        tested = t_test(mean, sd / math.sqrt(n), n - 1)
-        tested["smallest_detectable"] = detectable_multiple(n, comparisons) * sd
-        factor = t_quantile(n - 1) / math.sqrt(n)
-    tokens = next(iter(pairs.values()))[0].tokens
-    return {"seeds": list(pairs), "differences": differences, "mean": mean, "sd": sd, **tested,
-            "curve": _curve(curves, tokens, factor)}  # fmt: skip
+        factor, test = t_quantile(n - 1) / math.sqrt(n), t_test(mean, sd / math.sqrt(n), n - 1)
+        detectable = detectable_multiple(n, comparisons) * sd
+    curve = _curve(curves, next(iter(pairs.values()))[0].tokens, factor)
+    return {**result, **test, "smallest_detectable": detectable, "curve": curve}
 
 
 def analyse(runs: Mapping[str, Mapping[int, Path]], baseline: str) -> dict[str, Any]:

@@ -123,11 +123,15 @@ def plan_runs(folder: Path, plans: Mapping[str, Plan], seeds: Iterable[int], val
     ]
 
 
+class Stopped(Exception):
+    """A signal came, and every run that was going has saved."""
+
+
 class Sweep:
     """Trains runs, `jobs` at a time, and shows how far all of them are."""
 
-    def __init__(self, jobs: int, total: int, console: Console):
-        self.jobs, self.total, self.console = jobs, total, console
+    def __init__(self, jobs: int, total: int, console: Console, stop: StopSignal):
+        self.jobs, self.total, self.console, self.stop = jobs, total, console, stop
         self.done = 0  # finished runs, those found finished included
         self.trained: list[float] = []  # seconds that each whole run took here
         self.failures: list[dict[str, Any]] = []
@@ -135,15 +139,15 @@ class Sweep:
         self.progress = Progress(*columns, console=console, transient=True, auto_refresh=False)
         self.task = self.progress.add_task("training", total=1.0)
 
-    def train(self, runs: Sequence[Run], stop: StopSignal) -> None:
-        """Bring every run to its end or to a failure. KeyboardInterrupt once a signal came and all have saved."""
+    def train(self, runs: Sequence[Run]) -> None:
+        """Bring every run to its end or to a failure; Stopped if a signal came."""
         waiting = [run for run in runs if run.held() or not run.finished()]
         self.done += len(runs) - len(waiting)
         running: dict[Run, tuple[subprocess.Popen[bytes], float, float]] = {}  # process, clock, share it began with
         if self.console.is_interactive:
             self.progress.start()
         try:
-            while (waiting or running) and not stop.number:
+            while (waiting or running) and not self.stop.number:
                 for run in list(waiting):
                     if len(running) == self.jobs:
                         break
@@ -170,12 +174,12 @@ class Sweep:
                 self._draw(running)
         finally:
             for process, *_ in running.values():
-                process.send_signal(stop.number or signal.SIGTERM)  # it finishes its step and saves
+                process.send_signal(self.stop.number or signal.SIGTERM)  # it finishes its step and saves
             for process, *_ in running.values():
                 process.wait()
             self.progress.stop()
-        if stop.number:
-            raise KeyboardInterrupt
+        if self.stop.number:
+            raise Stopped
 
     def _ended(self, run: Run, status: int, seconds: float, share: float) -> None:
         self.done += 1

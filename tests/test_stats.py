@@ -106,10 +106,22 @@ def test_a_sweep_calculated_by_hand(sweep):
     assert base["curve"][0] == pytest.approx(point)
 
 
+def test_the_verdict_goes_by_the_adjusted_p(sweep):
+    # 0.018, 0.028, 0.038: t = 0.028 sqrt(3) / 0.01 = 4.84974, p = 1 - t / sqrt(2 + t^2) = 0.0400; of two, 0.0800.
+    base, a = {1: 1.7, 2: 1.8, 3: 1.6}, {1: 1.718, 2: 1.828, 3: 1.638}
+    alone = sweep({"base": base, "a": a})["designs"]["a"]["against_baseline"]
+    of_two = sweep({"base": base, "a": a, "b": {1: 1.69, 2: 1.83, 3: 1.6}})["designs"]["a"]["against_baseline"]
+    assert alone["p"] == alone["p_holm"] == of_two["p"] == pytest.approx(0.0400, abs=1e-4)
+    assert of_two["p_holm"] == pytest.approx(0.0800, abs=1e-4)
+    assert (alone["verdict"], of_two["verdict"]) == ("worse", "no difference detected")
+    assert alone["interval"] == of_two["interval"] and of_two["interval"][0] > 0  # the interval is not adjusted
+
+
 def test_the_pooled_analysis_calculated_by_hand(sweep):
-    # Differences to base: a 0.01, 0.02, 0.03; b 0, 0, 0.03. Residuals, in hundredths: base 0 (-1/3, 0, 1/3 taken
-    # from the seeds' means 1/3, 2/3, 2 about 1): 2/3, 1/3, -1; a -1/3, 1/3, 0; b -1/3, -2/3, 1. Their squares sum to
-    # 14/9 + 2/9 + 14/9 = 30/9; df = 2 x 2; residual sd = sqrt(30/36). Error of a mean difference: that x sqrt(2/3).
+    # Differences to base in hundredths: base 0, 0, 0; a 1, 2, 3; b 0, 0, 3. Means of designs 0, 2, 1, of seeds 1/3,
+    # 2/3, 2, of all 1. Residuals (less both means, plus that of all): base 2/3, 1/3, -1; a -1/3, 1/3, 0; b -1/3, -2/3,
+    # 1. Their squares sum to 14/9 + 2/9 + 14/9 = 30/9; df = 2 x 2; residual sd = sqrt(30/36), times sqrt(2/3) the
+    # error of a difference of means.
     losses = {"base": {1: 1.7, 2: 1.8, 3: 1.6}, "a": {1: 1.71, 2: 1.82, 3: 1.63}, "b": {1: 1.7, 2: 1.8, 3: 1.63}}
     losses["a"][4] = losses["base"][4] = 1.5  # no pooling over a seed that b has not finished
     result = sweep(losses)

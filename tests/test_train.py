@@ -19,7 +19,7 @@ import prepare
 import train
 from data import open_dataset
 from data.loader import Windows
-from model import GPT
+from model import GPT, ModelConfig
 from runtime import runs
 from runtime.errors import EnvironmentFault, UserError
 
@@ -461,3 +461,25 @@ def test_several_processes_are_refused_for_now(dataset, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="not supported yet"):
         train.main(["--dataset", dataset])
+
+
+def test_init_seed_is_of_the_initial_values_alone(go, dataset):
+    flags = ["--max_steps", "1", "--learning_rate", "1e-12", "--log_interval", "1"]
+    run = go("a", "--init_seed", "7", "--seed", "2", *flags)
+    config = ModelConfig(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=open_dataset(dataset).vocab_size)
+    model = GPT(config, seed=7)
+    for name, value in safetensors.torch.load_file(run / "last" / "model.safetensors").items():
+        torch.testing.assert_close(value, model.get_parameter(name).detach(), atol=1e-9, rtol=0)
+    x, y = Windows(open_dataset(dataset).train, 16, 4, seed=2).batch(0, slice(0, 4))
+    assert rows(run)[0]["train_loss"] == pytest.approx(model(x, y).item(), abs=1e-6)
+
+
+def test_threads_are_set_and_saved_with_the_run(go):
+    before = torch.get_num_threads()
+    try:
+        run = go("a", "--threads", "1", "--max_steps", "1")
+        assert torch.get_num_threads() == 1 and "threads = 1" in (run / "settings.toml").read_text()
+        with pytest.raises(UserError, match="threads cannot change with --resume"):
+            train.main(["--resume", str(run), "--max_steps", "2", "--threads", "2"])
+    finally:
+        torch.set_num_threads(before)

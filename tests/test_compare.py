@@ -1,0 +1,350 @@
+"""A comparison from its command line to its files: what is trained, skipped, resumed, refused and written."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import prepare
+import train
+from data import open_dataset
+from lab.designs import Design
+from lab.plans import check_alike, make_plan, match_parameters, thread_count, varied
+from lab.stats import analyse
+from lab.sweep import Run, plan_runs
+from model import GPT
+from runtime.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+TINY = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--block_size", "16", "--batch_size", "4",
+        "--max_steps", "16", "--eval_tokens", "500", "--learning_rate", "1e-2", "--threads", "1"]  # fmt: skip
+SMALL_GRID = ["--batch", "1", "--context", "16"]
+SPEED = {"speed", "created", "git_commit", "command"}  # what may differ between two equal sweeps
+
+
+def some_text(words, seed=0):
+    draw = random.Random(seed)
+    vocabulary = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 6))) for _ in range(40)]
+    return " ".join(draw.choices(vocabulary, k=words)) + "\n"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "text.txt").write_text(some_text(3000))
+    prepare.main([str(folder / "set"), "--files", str(folder / "text.txt")])
+    return str(folder / "set")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Three design files: mha, the same once more, and mqa."""
+    folder = tmp_path_factory.mktemp("designs")
+    for name, text in {"mha": "", "again": "", "mqa": "n_kv_head = 1\n"}.items():
+        (folder / f"{name}.toml").write_text(text)
+    return [str(folder / f"{name}.toml") for name in ("mha", "again", "mqa")]
+
+
+def command(dataset, out_dir, *words):
+    """A comparison as a process would be started."""
+    return [sys.executable, str(ROOT / "compare.py"), *words, "--dataset", dataset, "--out_dir", str(out_dir), *TINY]
+
+
+def run(line, status=0):
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def results_of(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def design(results, name):
+    return next(one for one in results["designs"] if one["name"] == name)
+
+
+@pytest.fixture(scope="module")
+def sweep(dataset, files, tmp_path_factory):
+    """A comparison that nothing disturbed: the folder, and what the process said."""
+    folder = tmp_path_factory.mktemp("sweep") / "runs"
+    return folder, run(command(dataset, folder, *files, *SMALL_GRID))
+
+
+def test_it_writes_the_report_and_says_where(sweep):
+    folder, done = sweep
+    for name in ("results.json", "report.md", "report.html", "loss.svg", "difference.svg"):
+        assert (folder / name).stat().st_size > 100
+    assert "report.html" in done.stdout and "mqa" in done.stdout
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_losses_and_differences_are_those_of_the_runs(sweep):
+    folder, _ = sweep
+    results = results_of(folder)
+    losses = {}
+    for name in ("mha", "again", "mqa"):
+        for seed in (1, 2, 3):
+            rows = [json.loads(line) for line in (folder / f"{name}-{seed}" / "metrics.jsonl").read_text().splitlines()]
+            losses[name, seed] = rows[-1]["val_loss"]
+            assert rows[-1]["val_tokens"] == results["dataset"]["val_tokens"]
+        mean = sum(losses[name, seed] for seed in (1, 2, 3)) / 3
+        assert design(results, name)["loss"]["mean"] == pytest.approx(mean, abs=1e-12)
+    pair = design(results, "mqa")["against_baseline"]
+    assert pair["differences"] == pytest.approx([losses["mqa", seed] - losses["mha", seed] for seed in (1, 2, 3)])
+    assert len(set(losses.values())) == 6  # two designs at three seeds, and one of them twice
+
+
+def test_the_same_design_trained_twice_differs_by_nothing(sweep):
+    folder, _ = sweep
+    pair = design(results_of(folder), "again")["against_baseline"]
+    assert pair["differences"] == [0, 0, 0] and pair["interval"] == [0, 0] and pair["p_holm"] == 1
+    assert pair["detected"] == "no difference detected"
+    first, second = (folder / f"{name}-1" / "last" / "model.safetensors" for name in ("mha", "again"))
+    assert first.read_bytes() == second.read_bytes() and not first.samefile(second)
+    assert "step 16/16" in (folder / "again-1" / "output.txt").read_text()  # really trained
+    assert "NaN" not in (folder / "results.json").read_text()
+
+
+def test_costs_by_formula_are_those_allocated(sweep):
+    results = results_of(sweep[0])
+    for name, heads in {"mha": 4, "mqa": 1}.items():
+        one = design(results, name)
+        assert one["cache_bytes_per_token"] == one["cache_bytes_allocated"] == 2 * 2 * heads * 8 * 4
+    assert design(results, "mha")["parameters"] - design(results, "mqa")["parameters"] == 2 * 2 * 3 * 8 * 32
+    assert ["mha", "again"] in results["equal_cache"]
+    assert design(results, "mqa")["changes"] == {"n_kv_head": 1}
+    assert results["threads"] == 1 and design(results, "mha")["settings"]["threads"] == 1
+
+
+def test_half_and_three_quarters_of_the_length_are_evaluated(sweep):
+    steps = [point["step"] for point in design(results_of(sweep[0]), "mqa")["against_baseline"]["curve"]]
+    assert steps == list(range(2, 17, 2))
+
+
+def test_what_is_finished_is_not_trained_again(sweep, dataset, files):
+    folder, _ = sweep
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*-*/last/*")}
+    former = results_of(folder)
+    run(command(dataset, folder, *files, *SMALL_GRID, "--no-speed"))
+    assert before == {path: path.stat().st_mtime_ns for path in folder.glob("*-*/last/*")} and before
+    now = results_of(folder)
+    assert {k: v for k, v in now.items() if k not in SPEED | {"speed_note"}} == {
+        k: v for k, v in former.items() if k not in SPEED | {"speed_note"}
+    }
+    assert now["speed"] is None and "--no-speed" in now["speed_note"] and former["speed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--weight_decay", "0.2"], "weight_decay 0.1, and now it is 0.2"),
+        (["--threads", "2"], "begun with 1 threads"),
+        (["--baseline", "mlp"], "mlp is not among the designs"),
+        (["--seed", "4"], "seeds 1 to N"),
+        (["--resume", "runs/x"], "resume belongs to one run"),
+        (["--vary", "n_head"], "needs the values"),
+        (["--vary", "block_size", "8", "16"], "block_size cannot be"),
+        (["--vary", "n_head", "3"], "n_head=3: n_embd 32 is not divisible by n_head 3"),
+        (["--vary", "n_haed", "2", "4"], "n_head"),
+        (["--seeds", "0"], "seeds must be at least 1"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_touched(sweep, dataset, files, words, told):
+    folder, _ = sweep
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    line = command(dataset, folder, *files)
+    done = run([*line[:-2], *words] if "--threads" in words or "--vary" in words else [*line, *words], status=2)
+    assert told in done.stderr and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert before == {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+def test_a_run_that_fails_costs_nobody_else_theirs(dataset, files, tmp_path):
+    (tmp_path / "wild.toml").write_text("learning_rate = 1e9\n")
+    designs = [files[0], str(tmp_path / "wild.toml"), files[2]]
+    line = command(dataset, tmp_path / "runs", *designs, "--seeds", "1", "--no-speed")
+    done = run([word for word in line if word not in ("--learning_rate", "1e-2")], status=1)
+    results = results_of(tmp_path / "runs")
+    assert [one["name"] for one in results["designs"]] == ["mha", "mqa"]
+    (failure,) = results["failures"]
+    assert failure["design"] == "wild" and "diverged" in failure["error"] and failure["error"] in done.stderr
+    pair = design(results, "mqa")["against_baseline"]
+    assert pair["interval"] is None and pair["verdict"] == "too few seeds for a verdict"
+
+
+def test_each_design_gets_the_best_of_the_rates_on_a_seed_that_is_not_reported(dataset, files, tmp_path):
+    line = [*command(dataset, tmp_path / "runs", files[0], files[2], "--seeds", "1", "--no-speed", "--jobs", "2"),
+            "--rates", "1e-4", "1e-2"]  # fmt: skip
+    run(line)
+    results = results_of(tmp_path / "runs")
+    assert results["rates"]["best"] == {"mha": 0.01, "mqa": 0.01} and results["rates"]["seed"] == 0
+    assert results["rates"]["losses"]["mha"]["0.0001"] > results["rates"]["losses"]["mha"]["0.01"]
+    assert [one["seed"] for one in design(results, "mha")["runs"]] == [1]
+    assert not (tmp_path / "runs" / "common-rate").exists()  # the best is the common one: nothing to train again
+    assert not results["rates"]["differs"] and len(results["rates"]["at_common"]) == 2
+    assert "several runs shared the machine" in results["speed_note"]
+
+
+# What the runs are to be.
+
+
+def test_vary_multiplies_the_designs():
+    designs = {name: Design(name, f"{name}.toml", {"n_kv_head": kv}) for name, kv in {"a": 1, "b": None}.items()}
+    made = varied(designs, ["n-head", "2", "4"])
+    assert list(made) == ["a-n_head=2", "a-n_head=4", "b-n_head=2", "b-n_head=4"]
+    assert made["a-n_head=4"].settings == {"n_kv_head": 1, "n_head": 4}
+    assert list(varied({"default": Design("default", None, {})}, ["positions", "none", "rotary"])) == [
+        "positions=none", "positions=rotary"
+    ]  # fmt: skip
+
+
+def test_matched_parameters_agree_within_half_a_percent(dataset):
+    data = open_dataset(dataset)
+    designs = {"mha": {}, "mqa": {"n_kv_head": 1}, "no-wo": {"w_o": False}, "swiglu": {"activation": "swiglu"}}
+    plans = {name: make_plan(Design(name, None, settings), data, 1) for name, settings in designs.items()}
+    matched, changes = match_parameters(plans, "mha")
+    counts = {name: GPT(plan.model).num_parameters() for name, plan in matched.items()}
+    assert matched["mha"] == plans["mha"] and len(set(counts.values())) > 1
+    assert all(abs(count / counts["mha"] - 1) <= 0.005 for count in counts.values())
+    assert matched["mqa"].model.d_ff > plans["mqa"].model.d_ff and len(changes) == 3 and "d_ff 512 -> " in changes[0]
+    small = {"wide": {"n_embd": 256}, "mha": {"n_embd": 128}}
+    plans = {name: make_plan(Design(name, None, settings), data, 1) for name, settings in small.items()}
+    with pytest.raises(UserError, match="d_ff cannot bring wide"):
+        match_parameters(plans, "mha")
+
+
+def test_designs_whose_losses_do_not_compare_are_refused(dataset):
+    data = open_dataset(dataset)
+    plans = {n: make_plan(Design(n, None, {"block_size": size}), data, 1) for n, size in {"a": 16, "b": 32}.items()}
+    with pytest.raises(UserError, match="a has block_size 16 and b 32"):
+        check_alike(plans)
+
+
+def test_threads_are_shared_among_jobs_and_kept(dataset, tmp_path):
+    assert thread_count(None, 1, tmp_path) == torch.get_num_threads()
+    assert thread_count(None, 1000, tmp_path) == 1
+    plan = make_plan(Design("a", None, {"block_size": 16}), open_dataset(dataset), 5)
+    plan_runs(tmp_path, {"a": plan}, [1, 2], 10)
+    assert thread_count(None, 1, tmp_path) == 5
+    with pytest.raises(UserError, match="begun with 5 threads"):
+        thread_count(4, 1, tmp_path)
+
+
+def test_a_torn_log_is_not_a_finished_run(tmp_path):
+    one = Run("a", 1, tmp_path, tmp_path / "a.toml", 16, 100)
+    assert not one.finished() and one.share_done() == 0
+    row = '{"step": 16, "val_loss": 2.0, "val_tokens": %d}\n'
+    one.metrics.write_text(row % 50)  # the short evaluation of the last step
+    assert not one.finished()
+    one.metrics.write_text(row % 50 + (row % 100)[:30])
+    assert not one.finished() and one.share_done() == 1
+    one.metrics.write_text(row % 50 + row % 100)
+    assert one.finished()
+
+
+# Planted handicaps are found.
+
+
+@pytest.fixture
+def handlers_come_back():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_planted_handicaps_are_found_worse_at_three_seeds(dataset, tmp_path, handlers_come_back):
+    designs = {"mha": [], "no-positions": ["--positions", "none"], "tenth-rate": ["--learning_rate", "5e-4"]}
+    runs = {}
+    for name, flags in designs.items():
+        for seed in (1, 2, 3):
+            folder = tmp_path / f"{name}-{seed}"
+            common = ["--dataset", dataset, "--out_dir", str(folder), "--seed", str(seed)]
+            size = ["--n_layer", "2", "--n_head", "4", "--n_embd", "48", "--block_size", "24", "--max_steps", "120"]
+            assert train.main([*common, *size, "--eval_interval", "15", "--eval_tokens", "1000", "--learning_rate",
+                               "5e-3", *flags]) == 0  # fmt: skip
+            runs.setdefault(name, {})[seed] = folder / "metrics.jsonl"
+    found = analyse(runs, "mha")["designs"]
+    for name in ("no-positions", "tenth-rate"):
+        assert found[name]["against_baseline"]["detected"] == "worse", found[name]["against_baseline"]
+
+
+# Killed again and again, it ends with the same.
+
+
+def children(pid):
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the processes in /proc")
+def test_killed_ten_times_it_ends_with_the_same_results(sweep, dataset, files, tmp_path):
+    undisturbed, folder = sweep[0], tmp_path / "runs"
+    line = command(dataset, folder, *files, *SMALL_GRID)
+    words = tmp_path / "said.txt"
+
+    whole = f'"val_tokens": {results_of(undisturbed)["dataset"]["val_tokens"]}'
+
+    def logs():
+        return [path.read_text() for path in folder.glob("*-*/metrics.jsonl")]
+
+    def finished():
+        return sum(whole in text for text in logs())
+
+    def inside_a_run(number):
+        return lambda: finished() < number <= sum(bool(text) for text in logs())
+
+    def between_runs(number):
+        return lambda: finished() >= number
+
+    draw = random.Random(1).uniform(1.0, 4.0)
+    points = [
+        ("orphan", inside_a_run(1)),  # only the sweep dies: its run goes on alone, and the next sweep waits for it
+        ("all", inside_a_run(3)),
+        ("between", between_runs(4)),
+        ("all", inside_a_run(6)),
+        ("between", between_runs(7)),
+        ("random", draw),
+        ("all", lambda: "measuring speed" in words.read_text()),
+        ("all", lambda: "measuring speed: decode" in words.read_text()),
+        ("all", lambda: (folder / "results.json").exists()),
+        ("all", lambda: any(folder.glob("*.svg")) or any(folder.glob("*.tmp"))),
+    ]
+    killed = []
+    for how, point in points:
+        with open(words, "w") as said:
+            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=ROOT)
+        clock = time.monotonic()
+        reached = (lambda clock=clock, point=point: time.monotonic() > clock + point) if how == "random" else point
+        while process.poll() is None and not reached():
+            assert time.monotonic() < clock + 300, f"never came to {how}: {words.read_text()}"
+            time.sleep(0.002)
+        family = [process.pid] if how == "orphan" else [process.pid, *children(process.pid)]
+        assert process.poll() is None, f"{how}: ended before it was killed: {words.read_text()}"
+        for pid in family:
+            os.kill(pid, signal.SIGKILL)
+        killed.append(process.wait())
+    assert killed == [-signal.SIGKILL] * 10
+    run(line)
+
+    former, now = results_of(undisturbed), results_of(folder)
+    assert now["speed"]
+    for results in (former, now):
+        for key in (*SPEED, "speed_note"):
+            results.pop(key, None)
+    assert now == former
+    assert not list(folder.glob("*.tmp")) and (folder / "report.html").exists()
