@@ -7,7 +7,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 LONG := $(addprefix config/,single-head.toml mha.toml mha-16.toml gqa-2.toml mqa.toml) --baseline mha --seeds 5 \
-	--rates 7.5e-4 1.5e-3 3e-3 --max_steps 1500 --schedule cosine --out_dir runs/compare-long
+	--rates 7.5e-4 1.5e-3 3e-3 --learning_rate 1.5e-3 --max_steps 1500 --schedule cosine \
+	--out_dir runs/compare-long
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 train: .venv/ready

@@ -106,9 +106,8 @@ def main(argv: list[str]) -> int:
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(number, handler)  # from here on there is nothing to save
     finished = by_design(runs)
-    if baseline not in finished:
+    if not finished[baseline]:
         raise EnvironmentFault(f"no run of the baseline {baseline} was finished: {sweep.failures[0]['error']}")
-    plans = {name: plan for name, plan in plans.items() if name in finished}
 
     # What the runs say.
     analysis = analyse(metrics(finished), baseline)
@@ -116,11 +115,12 @@ def main(argv: list[str]) -> int:
         "first_look": config.quick, "seeds": list(seeds), "jobs": config.jobs, "match": config.match,
         "vary": {config.vary[0]: list(config.vary[1:])} if config.vary else {}, "adjusted": adjusted,
         "failures": sweep.failures, "pooled": analysis["pooled"], "comparisons": analysis["comparisons"],
-        "notes": notes(plans, config), "rates": None, "speed": None, "speed_note": None,
+        "notes": notes(plans, config, tried), "rates": None, "speed": None, "speed_note": None,
     }  # fmt: skip
     for entry in results["designs"]:
         group = finished[entry["name"]]
-        entry |= analysis["designs"][entry["name"]] | {"runs": run_rows(group), "sample": write_sample(group[0].folder)}
+        sample = write_sample(group[0].folder) if group else None
+        entry |= analysis["designs"][entry["name"]] | {"runs": run_rows(group), "sample": sample}
     if config.rates:
         results["rates"] = rates_part(tried, RATE_SEED, plans, common[baseline].run.learning_rate, analysis,
                                       analyse(metrics(by_design(common_runs)), baseline), baseline)  # fmt: skip
@@ -172,7 +172,9 @@ def read_line(argv: Sequence[str]) -> tuple[dict[str, Design], CompareConfig, di
     return varied(designs, config.vary), config, given
 
 
-def notes(plans: Mapping[str, Plan], config: CompareConfig) -> list[str]:
+def notes(
+    plans: Mapping[str, Plan], config: CompareConfig, tried: Mapping[str, Mapping[float, float]]
+) -> list[str]:
     """What a reader must know to judge the comparison fairly."""
     told = []
     if config.quick:
@@ -183,6 +185,11 @@ def notes(plans: Mapping[str, Plan], config: CompareConfig) -> list[str]:
             f"All designs train with AdamW at one learning rate, {rate:g}: a design that would do better at another "
             "is at a disadvantage. --rates lets each have its own."
         )
+    for name in tried:
+        rate = plans[name].run.learning_rate
+        if rate in (min(config.rates), max(config.rates)):
+            end = "lowest" if rate == min(config.rates) else "highest"
+            told.append(f"{name} did best at the {end} of the rates tried, {rate:g}, and might do better beyond it.")
     counts = {name: count_parameters(plan.model) for name, plan in plans.items()}
     if config.match == "params":
         told.append("Parameters were made equal by widening or narrowing the MLP (d_ff); others add heads or layers.")
@@ -213,11 +220,11 @@ def at_rate(plan: Plan, rate: float) -> Plan:
 
 
 def by_design(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The finished runs of each design, in order of seed."""
-    groups: dict[str, list[Run]] = {}
+    """The finished runs of each design, in order of seed; none for one that always failed."""
+    groups: dict[str, list[Run]] = {run.name: [] for run in runs}
     for run in runs:
         if run.finished():
-            groups.setdefault(run.name, []).append(run)
+            groups[run.name].append(run)
     return groups
 
 

@@ -74,7 +74,7 @@ def decode_gain(results: Results, design: Design, reference: Design) -> tuple[fl
                    for d in (design, reference))  # fmt: skip
     ratios = {k: cells[k]["tokens_per_s"]["median"] / full[k]["tokens_per_s"]["median"] for k in cells if k in full}
     if not ratios:
-        return None, f"decoding speed was not measured ({results['speed_note'] or 'no figures'})"
+        return None, "decoding speed was not measured"
     batch, context = largest = max(ratios, key=lambda k: (k[0] * k[1], k))
     rate, other = (f"{c[largest]['tokens_per_s']['median']:,.0f}" for c in (cells, full))
     text = f"at batch {batch} and context {context:,} it decodes {ratios[largest]:.2f} times as fast as "
@@ -96,7 +96,7 @@ def same_compute(results: Results, family: list[Design]) -> str:
     speeds = {d["name"]: speed_of(results)[d["name"]]["training"]["tokens_per_s"]["median"]
               for d in family if d["name"] in speed_of(results)}  # fmt: skip
     if len(speeds) < 2:
-        return text + f"The time was not measured ({results['speed_note'] or 'no figures'})."
+        return text + "The time was not measured."
     fast, slow = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
     ratio = speeds[fast] / speeds[slow]
     text += "In time it holds as well: " if ratio < SAME else "In time it does not hold: "

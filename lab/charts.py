@@ -27,7 +27,7 @@ def theme(text: str, grid: str) -> dict[str, Any]:
         "background": "transparent",
         "axis": {**words, "gridColor": grid, "domainColor": GREY, "tickColor": GREY, "labelLimit": 130},
         "legend": {**words, "orient": "bottom", "labelLimit": 120, "symbolSize": 90, "symbolOpacity": 1, "columns": 5},
-        "title": {"color": text, "font": font, "fontSize": 13, "anchor": "start"},
+        "title": {"color": text, "font": font, "fontSize": 13, "anchor": "start", "limit": 280},
         "rule": {"color": text},
         "view": {"stroke": None},
         "range": {"category": PALETTE, "symbol": SHAPES},
@@ -141,10 +141,10 @@ def _points(
         ),
     ]
     if line:
-        layers.insert(0, base.mark_line(opacity=0.8, clip=True).encode(y=y))
+        layers.insert(0, base.mark_line(clip=True).encode(y=y))
     if spread := _spread(rows):
         marks = base.properties(data=alt.Data(values=spread))
-        marks = marks.mark_area(opacity=0.22, clip=True) if band else marks.mark_rule(strokeWidth=2, opacity=0.7)
+        marks = marks.mark_area(opacity=0.22, clip=True) if band else marks.mark_rule(strokeWidth=2)
         layers.insert(0, marks.encode(y=alt.Y("low:Q", scale=y["scale"]), y2="high:Q"))
     return alt.layer(*layers)
 
@@ -209,7 +209,7 @@ def _difference(results: Results, names: list[str]) -> Panels:
             runs = zip(pair["seeds"], pair["differences"], strict=True)
             seeds += [{"design": design["name"], "seed": seed, "mean": value} for seed, value in runs]
     y = alt.Y("design:N", sort=names, title=None)
-    x = alt.X("mean:Q", title="loss minus the reference's, nats a token (left is better)", axis=alt.Axis(tickCount=6))
+    x = alt.X("mean:Q", title="difference in loss, nats a token (left is better)", axis=alt.Axis(tickCount=6))
     look: dict[str, Any] = {"scale": alt.Scale(domain=names), "legend": None}
     tips = _tips(design="design", mean="mean|+.4f", low="from|+.4f", high="to|+.4f", n="seeds", verdict="verdict")
     base = _chart(means).encode(y=y, color=alt.Color("design:N", **look))

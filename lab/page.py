@@ -30,8 +30,8 @@ figcaption { color: var(--soft); font-size: .9rem; max-width: 80ch; margin-top: 
 .chart, .chart.vega-embed { display: block; width: 100%; min-width: 0; overflow: hidden }
 .scroll { overflow-x: auto; margin: .8em 0; border: 1px solid var(--line); border-radius: 6px }
 table { border-collapse: separate; border-spacing: 0; font-size: .875rem; width: 100%; overflow-wrap: normal }
-th, td { padding: .4em .7em; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap }
-tbody tr:last-child td { border-bottom: 0 }
+th, td { padding: .4em .7em; text-align: left; white-space: nowrap }
+td { border-top: 1px solid var(--line) }
 td:first-child { position: sticky; left: 0; background: var(--back); max-width: 40vw; overflow: hidden;
   text-overflow: ellipsis }
 th.n { text-align: right }

@@ -43,6 +43,10 @@ def number(value: float | None, form: str = ",") -> Cell:
     return ("-" if value is None else format(value, form)), value
 
 
+def setting(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def loss_cell(loss: dict[str, Any]) -> Cell:
     """Mean ± standard deviation, sorted by the mean."""
     mean, sd = number(loss["mean"], ".4f"), loss["sd"]
@@ -54,7 +58,7 @@ def pair_cells(pair: dict[str, Any] | None) -> dict[str, Cell]:
     pair = pair or {}
     interval, p = pair.get("interval"), pair.get("p_holm")
     return {
-        "difference": number(pair.get("mean", pair.get("difference")), "+.4f"),
+        "difference": number(pair.get("mean"), "+.4f"),
         "95% interval": (span(interval), interval[0]) if interval else number(None),
         "p (Holm)": number(None) if p is None else (p_text(p), p),
     }
@@ -90,7 +94,7 @@ def speed_blocks(results: Results) -> list[Block]:
     """Speed of training, of reading a prompt and of decoding, with the shares of what the machine can do."""
     speed = results["speed"]
     if not speed:
-        return [("heading", "Speed"), ("text", f"There are no speeds: {results['speed_note'] or 'not measured'}.")]
+        return [("heading", "Speed"), ("text", results["speed_note"] or "Speed was not measured.")]
     grid: dict[tuple[str, int, int], dict[str, Cell]] = {}
     training: Rows = []
     attention: Rows = []
@@ -148,9 +152,10 @@ def rate_blocks(results: Results) -> list[Block]:
          "chosen": number(rates["best"].get(name), "g")} for name, losses in rates["losses"].items()
     ]  # fmt: skip
     at_common: Rows = [
-        {"design": c["name"], "loss ± sd": loss_cell(c), **pair_cells(c), "verdict": c["verdict"] or "reference"}
+        {"design": c["name"], "loss ± sd": loss_cell(c), **pair_cells({**c, "mean": c["difference"]}),
+         "verdict": c["verdict"] or "reference"}
         for c in rates["at_common"]
-    ]
+    ]  # fmt: skip
     return [("heading", "Learning rates"), ("text", told), ("table", tried), ("text", common), ("table", at_common)]
 
 
@@ -169,7 +174,7 @@ def how_to_read(results: Results, comparisons: int) -> list[Block]:
     judged = (
         "Intervals are over seeds: they tell how far the luck of initial values and data order may have moved a mean, "
         "for this text and this training length, and nothing about other texts or longer training. They are 95% "
-        "t-intervals, unadjusted for the number of designs; the verdict comes from the Holm-adjusted p, at 5% over all "
+        "t-intervals, unadjusted for the number of designs; the verdict comes from the Holm-adjusted p, at 5% over "
         f"{plural(comparisons, 'comparison')}, so that an interval may leave 0 out and no difference be detected."
     )
     if len(r["seeds"]) < 3:
@@ -186,8 +191,8 @@ def document(results: Results) -> list[Block]:
         text = "This is a first look, trained too briefly to rely on. Leave out --quick for an answer."
         blocks.append(("warning", text))
     if rivals:
-        lead = f"What do {join(d['name'] for d in rivals)} lose or gain in validation loss against {base}, what do "
-        blocks.append(("lead", lead + "they cost in memory and time, and is the difference real?"))
+        lead = f"Against {base}, what is lost or gained in validation loss with {join(d['name'] for d in rivals)}, "
+        blocks.append(("lead", lead + "what does it cost in memory and time, and is the difference real?"))
         blocks.append(("items", [(f"{d['name']}: {verdict(d, base)}.", finding(d)) for d in rivals]))
     if r["failures"]:
         blocks.append(("warning", f"Left out, because they failed: {plural(len(r['failures']), 'run')}, listed below."))
@@ -232,9 +237,10 @@ def document(results: Results) -> list[Block]:
         blocks += [("heading", "Failures"), ("items", failed)]
     samples = [("sample", d["name"], d["sample"]) for d in designs if d["sample"]]
     blocks += [("heading", "A sample of text from each design"), *samples] if samples else []
-    keys = {key: len({str(d["settings"].get(key)) for d in designs}) for d in designs for key in d["settings"]}
-    settings: Rows = [{"setting": key, **{d["name"]: str(d["settings"].get(key, "-")) for d in designs}}
-                      for key in sorted(keys, key=lambda key: keys[key] == 1)]  # fmt: skip
+    keys = dict.fromkeys(key for d in designs for key in d["settings"])
+    settings: Rows = [{"setting": key, **{d["name"]: setting(d["settings"].get(key)) for d in designs}}
+                      for key in keys]  # fmt: skip
+    settings.sort(key=lambda row: len(set(list(row.values())[1:])) == 1)
     where = {"command": r["command"], "made": r["created"], "commit": r["git_commit"] or "-", "threads": r["threads"],
              "runs at once": r["jobs"], **r["machine"], **r["versions"]}  # fmt: skip
     machine: Rows = [{"what": key, "value": str(value)} for key, value in where.items()]

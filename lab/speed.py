@@ -264,7 +264,8 @@ def decode_attention(model: GPT, cache: KVCache) -> tuple[Callable[[], None], Ca
 
     Each layer has a cache of its own, as in a model: one alone would stay in the processor's cache and flatter.
     """
-    attend = scratch_attention if model.blocks[0].attn.scratch else fused_attention
+    block: Any = model.blocks[0]
+    attend = scratch_attention if block.attn.scratch else fused_attention
     config, (batch, _) = model.config, room(cache)
     grouped = config.n_head != config.n_kv_head
     q = torch.randn(batch, 1, config.n_head, config.head_dim, device=model.head.weight.device).transpose(1, 2)
@@ -322,9 +323,9 @@ def check_memory(
     if training > available:
         largest = max(weights, key=weights.__getitem__)
         raise UserError(
-            f"training {', '.join(configs)} in turn needs about {gb(training)} and {gb(available)} of memory are "
-            f"free: measure fewer designs at a time, or smaller ones ({largest} has {weights[largest] // 4:,} "
-            "parameters), or lower train_batch"
+            f"training {', '.join(configs)} needs about {gb(training)} and {gb(available)} of memory are free: measure "
+            f"fewer designs at a time, or smaller ones ({largest} has {weights[largest] // 4:,} parameters), or lower "
+            "train_batch"
         )
     for b in batch:
         for c in context:
@@ -363,10 +364,9 @@ def peak_memory(name: str, config: ModelConfig, task: Mapping[str, Any]) -> dict
     """
     workers = {}
     for phase in ("training", "decoding"):
-        line = [sys.executable, "-m", "lab.speed"]
-        workers[phase] = subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        with workers[phase].stdin as words:
-            json.dump({**task, "config": as_dict(config), "phase": phase}, words)
+        words = json.dumps({**task, "config": as_dict(config), "phase": phase})
+        line = [sys.executable, "-m", "lab.speed", words]
+        workers[phase] = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     peaks: dict[str, float | None] = {}
     for phase, worker in workers.items():
         with worker:
@@ -478,4 +478,4 @@ def gb(size: float) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(work_for_peak(json.load(sys.stdin))))
+    print(json.dumps(work_for_peak(json.loads(sys.argv[1]))))

@@ -172,7 +172,7 @@ def test_a_run_that_fails_costs_nobody_else_theirs(dataset, files, tmp_path):
     line = command(dataset, tmp_path / "runs", *designs, "--seeds", "1", "--no-speed")
     done = run([word for word in line if word not in ("--learning_rate", "1e-2")], status=1)
     results = results_of(tmp_path / "runs")
-    assert [one["name"] for one in results["designs"]] == ["mha", "mqa"]
+    assert [one["loss"]["n"] for one in results["designs"]] == [1, 0, 1]
     (failure,) = results["failures"]
     assert failure["design"] == "wild" and "diverged" in failure["error"] and failure["error"] in done.stderr
     pair = design(results, "mqa")["against_baseline"]

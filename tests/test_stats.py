@@ -242,7 +242,7 @@ def test_fewer_than_three_seeds_give_no_interval_and_no_verdict(sweep, n):
 
 def test_designs_are_paired_over_the_seeds_that_both_finished(sweep):
     base = {1: 1.70, 2: 1.71, 3: 1.72, 4: 1.60}
-    part, two = {2: 1.72, 3: 1.73, 4: 1.63, 9: 5.0}, {1: 1.7, 4: 1.7}
+    part, two = {9: 5.0, 4: 1.63, 3: 1.73, 2: 1.72}, {1: 1.7, 4: 1.7}
     result = sweep({"base": base, "part": part, "two": two, "other": {8: 1.0}, "none": {}})
     part, two, other, none = (result["designs"][name] for name in ("part", "two", "other", "none"))
     assert part["against_baseline"]["seeds"] == [2, 3, 4]
