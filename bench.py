@@ -32,8 +32,8 @@ DESCRIPTION = f"""Measure the speed and memory of head designs: random weights, 
     python bench.py config/mha.toml config/mqa.toml --batch 1 16 --context 256 2048
     python bench.py config/*.toml --base config/gpu.toml --describe
 
-Every file is one design; any setting of the model may follow and holds for all (vocab_size is {VOCAB_SIZE} where nothing
-sets it). The designs take turns; a figure is the median of several rounds, with the lowest and the highest. Beside it
+Every file is one design; any setting of the model may follow and holds for all (vocab_size is {VOCAB_SIZE} unless
+set). The designs take turns; a figure is the median of several rounds, with the lowest and the highest. Beside it
 stands its share of what this machine can do: GFLOP/s of a large matrix product, GB/s of a read of 1 GiB of memory.
 Tables and one line of JSON, the last, go to standard output. Nothing else should run on the machine meanwhile."""
 

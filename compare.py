@@ -21,7 +21,8 @@ from runtime.errors import EnvironmentFault, UserError
 from runtime.runs import StopSignal, TrainConfig, hold, open_or_prepare, write_whole
 
 FIVE = [f"config/{name}.toml" for name in ("single-head", "mha", "mha-16", "gqa-2", "mqa")]  # if no file is named
-FIVE_STEPS, QUICK_STEPS = 400, 100
+FIVE_STEPS, QUICK_STEPS = 320, 100
+ROUNDS, QUICK_ROUNDS = 5, 2  # of the speed part
 RATE_SEED = 0  # rates are chosen on it; reported seeds begin at 1
 
 DESCRIPTION = f"""Compare head designs: what does each cost, what does it buy, and is the difference real?
@@ -250,7 +251,8 @@ def measure_speed(plans: Mapping[str, Plan], config: CompareConfig, console: Con
                 console.print(f"measuring speed: {phase}", markup=False, highlight=False)
             told = phase
 
-        return measure(configs, config.batch, config.context, run.batch_size, threads=run.threads, progress=tell)
+        return measure(configs, config.batch, config.context, run.batch_size, threads=run.threads, progress=tell,
+                       rounds=QUICK_ROUNDS if config.quick else ROUNDS)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -141,8 +141,7 @@ class Sweep:
 
     def train(self, runs: Sequence[Run]) -> None:
         """Bring every run to its end or to a failure; Stopped if a signal came."""
-        waiting = [run for run in runs if run.held() or not run.finished()]
-        self.done += len(runs) - len(waiting)
+        waiting = list(runs)
         running: dict[Run, tuple[subprocess.Popen[bytes], float, float]] = {}  # process, clock, share it began with
         if self.console.is_interactive:
             self.progress.start()

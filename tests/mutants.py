@@ -38,6 +38,11 @@ TOKENFILE = ["tests/test_tokenfile.py"]
 SETTINGS = ["tests/test_settings.py"]
 LOGBOOK = ["tests/test_logbook.py"]
 GENERATE = ["tests/test_generate.py"]
+STATS = ["tests/test_stats.py"]
+SPEED = ["tests/test_speed.py"]
+DESIGNS = ["tests/test_designs.py"]
+COMPARE = ["tests/test_compare.py"]
+REPORT = ["tests/test_report.py"]
 
 MUTANTS = [
     (
@@ -150,6 +155,25 @@ MUTANTS = [
     ("the window moves and the cache stays", "runtime/generate.py", "            cache.clear()\n", "            pass\n", GENERATE),
     ("half a character is written", "runtime/generate.py", 'decode_bytes([token]))',
      'decode_bytes([token]), final=True)', GENERATE),
+    ("initial values follow the data's seed", "train.py", "config.seed if config.init_seed is None else config.init_seed",
+     "config.seed", TRAIN),
+    ("Holm is Bonferroni", "lab/stats.py", "(comparisons - rank) * p_values[name]", "comparisons * p_values[name]", STATS),
+    ("p is not adjusted", "lab/stats.py", "(comparisons - rank) * p_values[name]", "p_values[name]", STATS),
+    ("the interval has n degrees of freedom", "lab/stats.py", "t_test(mean, sd / math.sqrt(n), n - 1)",
+     "t_test(mean, sd / math.sqrt(n), n)", STATS),
+    ("the smallest detectable difference forgets the family", "lab/stats.py", "t_quantile(n - 1, LEVEL / comparisons)",
+     "t_quantile(n - 1, LEVEL)", STATS),
+    ("a sign that turned is settled", "lab/stats.py", '    if half["mean"] * differences[-1]["mean"] < 0:', "    if False:", STATS),
+    ("a loss that falls is settled", "lab/stats.py", "if fall > FALL else None", "if False else None", STATS),
+    ("the loss is the best one", "lab/stats.py", 'last["step"], last["val_loss"],', 'last["step"], min(r["val_loss"] for r in rows),', STATS),
+    ("the flags do not win over a design's file", "lab/designs.py", "base | (contents(file) if file else {}) | flags",
+     "base | flags | (contents(file) if file else {})", DESIGNS),
+    ("a run is finished before its last evaluation", "lab/sweep.py", ' and row.get("val_tokens") == self.val_tokens', "", COMPARE),
+    ("what is finished is trained again", "lab/sweep.py", "                    if run.finished():", "                    if False:", COMPARE),
+    ("another setting joins the same folder", "lab/sweep.py", "                if was != now[key]:", "                if False:", COMPARE),
+    ("threads are mixed", "lab/plans.py", "        if given not in (None, saved):", "        if False:", COMPARE),
+    ("parameters are matched to a tenth", "lab/plans.py", "abs(count / target - 1) > 0.005", "abs(count / target - 1) > 1", COMPARE),
+    ("rates are chosen on a reported seed", "compare.py", "RATE_SEED = 0", "RATE_SEED = 1", COMPARE),
 ]  # fmt: skip
 
 

@@ -298,9 +298,36 @@ def test_equal_cache_failures_settings_and_machine_are_told(tmp_path):
     assert "## Speed\n\nTwo jobs ran at once." in text_of(make_results(tmp_path, speed=False))
 
 
-def test_small_decode_sizes_are_marked(tmp_path):
-    rows = [line for line in text_of(make_results(tmp_path)).splitlines() if line.startswith("| decode ")]
+def test_small_decode_sizes_are_marked_in_table_and_chart(tmp_path):
+    results = make_results(tmp_path)
+    rows = [line for line in text_of(results).splitlines() if line.startswith("| decode ")]
     assert [line.count(" *") for line in rows] == [5, 5, 0, 0, 0, 0] and len(rows) == 6
+    for panel, hollow, limit in zip(charts.draw(results)["decode"], ({128, 512}, set()), (768, 48), strict=True):
+        rows = rows_of(panel.to_dict())
+        assert {row["context"] for row in rows if row.get("hollow")} == hollow
+        assert [row["to"] for row in rows if "to" in row] == [limit]
+
+
+def test_charts_hold_the_figures(tmp_path):
+    results = make_results(tmp_path)
+    drawn = {name: [rows_of(panel.to_dict()) for panel in panels] for name, panels in charts.draw(results).items()}
+    mqa = results["designs"][4]
+    pair, loss, speed = (
+        mqa["against_baseline"],
+        mqa["loss"],
+        results["speed"]["designs"]["mqa"]["training"]["tokens_per_s"],
+    )
+    expected = [
+        ("loss", 0, {**mqa["curve"][3]}),
+        ("difference", 0, {"mean": pair["mean"], "low": pair["interval"][0], "high": pair["interval"][1]}),
+        ("difference", 0, {"seed": 2, "mean": pair["differences"][1]}),
+        ("difference-curve", 3, {**pair["curve"][5]}),
+        ("pareto", 0, {"bytes": 384, "low": loss["mean"] - loss["sd"], "high": loss["mean"] + loss["sd"]}),
+        ("training", 0, {"mean": speed["median"], "low": speed["low"], "high": speed["high"]}),
+    ]
+    for name, panel, values in expected:
+        assert any({**row, **values, "design": "mqa"} == row for row in drawn[name][panel]), name
+    assert [sorted({row["n_head"] for row in rows}) for rows in drawn["heads"]] == [[1, 8, 16], [1, 8, 16]]
 
 
 def test_design_without_a_finished_run_and_seeds_that_are_not_shared(tmp_path):
