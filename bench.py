@@ -132,15 +132,15 @@ def speed_tables(speed: Mapping[str, Any]) -> list[tuple[Table, str]]:
     for cell, name, d, first in rows(speed, "decode", decode):
         times = d["tokens_per_s"]["median"] / first["tokens_per_s"]["median"]
         decode.add_row(*cell, name, *rate(d["tokens_per_s"]), f"{times:.2f}" + " *"[not d["gain_expected"]],
-                       f"{d['ms_per_step']['median']:#,.3g}", f"{d['cache_mb']:,.2f}", f"{d['gb_per_s']:,.1f}",
+                       number(d["ms_per_step"]["median"]), number(d["cache_mb"]), f"{d['gb_per_s']:,.1f}",
                        f"{d['share_of_read']:.0%}")  # fmt: skip
 
     attention = new_table("Attention alone in a decoding step", "batch", "context", "design", "caches", "ms",
                           "low - high", against, "GB/s", "of ideal", "SDPA ms")  # fmt: skip
     for cell, name, a, first in rows(speed, "decode_attention", attention):
-        attention.add_row(*cell, name, str(a["caches"]), *rate(a["ms"], "#,.3g"),
+        attention.add_row(*cell, name, str(a["caches"]), *rate(a["ms"]),
                           f"{first['ms']['median'] / a['ms']['median']:.2f}", f"{a['gb_per_s']:,.1f}",
-                          f"{a['share_of_ideal']:.0%}", f"{a['sdpa_ms']['median']:#,.3g}")  # fmt: skip
+                          f"{a['share_of_ideal']:.0%}", number(a["sdpa_ms"]["median"]))  # fmt: skip
 
     memory = new_table("Peak memory of a fresh process, MB", "design", "at its start", "training", "decoding")
     for name, design in designs.items():
@@ -171,8 +171,14 @@ def rows(
         table.add_section()
 
 
-def rate(values: Mapping[str, float], form: str = ",.0f") -> tuple[str, str]:
-    return f"{values['median']:{form}}", f"{values['low']:{form}} - {values['high']:{form}}"
+def rate(values: Mapping[str, float]) -> tuple[str, str]:
+    """The median, and from where to where the rounds went."""
+    return number(values["median"]), f"{number(values['low'])} - {number(values['high'])}"
+
+
+def number(value: float) -> str:
+    """Three digits, or all those before the point."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
 def new_table(title: str, *columns: str) -> Table:

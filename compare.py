@@ -168,8 +168,9 @@ def read_line(argv: Sequence[str]) -> tuple[dict[str, Design], CompareConfig, di
             hint = "; --seeds N trains seeds 1 to N" if key == "seed" else ""
             raise UserError(f"{key} belongs to one run and not to a comparison{hint}")
         designs[name] = design._replace(settings=settings)
-    if config.vary and config.vary[0].replace("-", "_") in given:
-        raise UserError(f"--vary {config.vary[0]} and --{config.vary[0]} are both given; leave one of them out")
+    field = config.vary[0].replace("-", "_") if config.vary else None
+    if field in given:
+        raise UserError(f"--vary {field} and --{field} are both given; leave one of them out")
     return varied(designs, config.vary), config, given
 
 

@@ -110,6 +110,11 @@ def test_tables_fit_100_columns_and_tell_ratios_stars_and_what_is_unknown(capsys
     assert any(line.startswith("* where it is small") for line in lines)
 
 
+def test_a_number_has_three_digits_or_all_before_the_point():
+    texts = [bench.number(value) for value in (1758.4, 99.96, 99.94, 12.0, 0.078349)]
+    assert texts == ["1,758", "100", "99.9", "12.0", "0.0783"]
+
+
 @pytest.mark.parametrize(
     "words, told",
     [

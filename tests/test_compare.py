@@ -25,6 +25,7 @@ from runtime.errors import UserError
 ROOT = Path(__file__).parent.parent
 TINY = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--block_size", "16", "--batch_size", "4",
         "--max_steps", "16", "--eval_tokens", "500", "--learning_rate", "1e-2", "--threads", "1"]  # fmt: skip
+pytestmark = pytest.mark.xdist_group("compare")  # one worker makes the sweep that the tests share
 SMALL_GRID = ["--batch", "1", "--context", "16"]
 SPEED = {"speed", "created", "git_commit", "command"}  # what may differ between two equal sweeps
 
@@ -151,8 +152,9 @@ def test_what_is_finished_is_not_trained_again(sweep, dataset, files):
         (["--seed", "4"], "seeds 1 to N"),
         (["--resume", "runs/x"], "resume belongs to one run"),
         (["--vary", "n_head"], "needs the values"),
-        (["--vary", "block_size", "8", "16"], "block_size cannot be"),
-        (["--vary", "n_head", "3"], "n_head=3: n_embd 32 is not divisible by n_head 3"),
+        (["--vary", "eval_interval", "8", "16"], "eval_interval cannot be"),
+        (["--vary", "n-kv-head", "3"], "mha-n_kv_head=3: n_head 4 is not divisible by n_kv_head 3"),
+        (["--vary", "n-head", "2", "4"], "n_head are both given"),
         (["--vary", "n_haed", "2", "4"], "n_head"),
         (["--seeds", "0"], "seeds must be at least 1"),
     ],
