@@ -11,8 +11,9 @@ from typing import Any, Literal
 from rich.console import Console
 
 from lab.designs import Design, DesignFiles, read_designs
-from lab.plans import check_alike, count_parameters, make_plan, match_parameters, thread_count, varied
+from lab.plans import check_alike, make_plan, match_parameters, thread_count, varied
 from lab.results import describe, rates_part, run_rows, write_sample
+from lab.speed import count, measure
 from lab.stats import analyse
 from lab.sweep import OWN, Plan, Run, Stopped, Sweep, plan_runs
 from model import ModelConfig
@@ -192,7 +193,7 @@ def notes(
         if rate in (min(config.rates), max(config.rates)):
             end = "lowest" if rate == min(config.rates) else "highest"
             told.append(f"{name} did best at the {end} of the rates tried, {rate:g}, and might do better beyond it.")
-    counts = {name: count_parameters(plan.model) for name, plan in plans.items()}
+    counts = {name: count(plan.model)["parameters"] for name, plan in plans.items()}
     if config.match == "params":
         told.append("Parameters were made equal by widening or narrowing the MLP (d_ff); others add heads or layers.")
     elif len(set(counts.values())) > 1:
@@ -236,8 +237,6 @@ def metrics(groups: Mapping[str, Sequence[Run]]) -> dict[str, dict[int, Path]]:
 
 def measure_speed(plans: Mapping[str, Plan], config: CompareConfig, console: Console) -> dict[str, Any]:
     """Speed and memory of every design, with a line that tells how far it is."""
-    from lab.speed import measure
-
     configs = {name: plan.model for name, plan in plans.items()}
     run = next(iter(plans.values())).run
     told = ""

@@ -8,8 +8,9 @@ import torch
 
 from data import Dataset
 from lab.designs import Design
+from lab.speed import count
 from lab.sweep import OWN, Plan
-from model import GPT, ModelConfig
+from model import ModelConfig
 from runtime.errors import UserError
 from runtime.runs import TrainConfig, with_batch, with_vocabulary
 from runtime.settings import build, read, read_toml, show
@@ -77,32 +78,27 @@ def thread_count(given: int | None, jobs: int, folder: Path) -> int:
     return given or max(1, torch.get_num_threads() // jobs)
 
 
-def count_parameters(config: ModelConfig) -> int:
-    with torch.device("meta"):
-        return GPT(config).num_parameters()
-
-
 def match_parameters(plans: Mapping[str, Plan], baseline: str) -> tuple[dict[str, Plan], list[str]]:
     """Plans whose d_ff is changed until parameters agree with the baseline's within 0.5%; and what was changed.
 
     Widening the MLP is the convention of Shazeer 2019 and Llama 2; others add heads or layers. UserError if no
     width of the MLP does it.
     """
-    target = count_parameters(plans[baseline].model)
+    target = count(plans[baseline].model)["parameters"]
     matched, changes = {}, []
     for name, plan in plans.items():
-        one, two = (count_parameters(dataclasses.replace(plan.model, d_ff=width)) for width in (1, 2))
+        one, two = (count(dataclasses.replace(plan.model, d_ff=width))["parameters"] for width in (1, 2))
         d_ff = 1 + round((target - one) / (two - one))
         if name == baseline:
             d_ff = plan.model.d_ff
         model = dataclasses.replace(plan.model, d_ff=max(1, d_ff))
-        count = count_parameters(model)
-        if abs(count / target - 1) > 0.005:
+        total = count(model)["parameters"]
+        if abs(total / target - 1) > 0.005:
             raise UserError(
-                f"d_ff cannot bring {name} to the {target:,} parameters of {baseline}: the nearest is {count:,}"
+                f"d_ff cannot bring {name} to the {target:,} parameters of {baseline}: the nearest is {total:,}"
             )
         if d_ff != plan.model.d_ff:
-            told = f"{count:,} parameters ({count / target - 1:+.2%})"
+            told = f"{total:,} parameters ({total / target - 1:+.2%})"
             changes.append(f"{name}: d_ff {plan.model.d_ff} -> {d_ff}, {told}")
         matched[name] = Plan(model, plan.run)
     return matched, changes

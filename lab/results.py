@@ -14,8 +14,8 @@ import torch
 
 from data import Dataset
 from lab.designs import Design
+from lab.speed import count
 from lab.sweep import Plan, Run
-from model import GPT
 from runtime.checkpoint import load_model
 from runtime.generate import TextStream, default_start, generate, sample_generator
 from runtime.settings import show
@@ -67,23 +67,20 @@ def describe(
                     "train_tokens": len(dataset.train), "val_tokens": len(dataset.val) - 1},
         "max_steps": run.max_steps, "tokens_per_step": tokens_per_step, "tokens_seen": tokens,
         "share_of_pass": tokens / len(dataset.train), "block_size": model.block_size, "baseline": baseline,
-        "held_equal": held, "parameters_equal": len(counts) == 1, "designs": entries,
+        "held_equal": held, "designs": entries,
         "equal_cache": [names for names in by_cache.values() if len(names) > 1],
     }  # fmt: skip
 
 
 def entry(design: Design, plan: Plan, reference: Plan) -> dict[str, Any]:
     """One design: its settings, what they change against the baseline's, and its costs by formula and by allocation."""
-    settings, model = plan.settings(), GPT(plan.model)
-    cache = model.new_cache(1)
+    settings = plan.settings()
     changes = {k: v for k, v in settings.items() if v != reference.settings()[k] and k != "threads"}
     return {
-        "name": design.name, "files": [design.file] if design.file else [], "is_baseline": plan == reference,
+        "name": design.name, "files": [design.file] if design.file else [],
         "changes": changes, "settings": settings,
         **{k: settings[k] for k in ("n_head", "n_kv_head", "head_dim", "n_embd", "learning_rate")},
-        "parameters": model.num_parameters(), "parameters_without_embeddings": model.num_parameters(embeddings=False),
-        "flops_per_token": model.flops_per_token(), "cache_bytes_per_token": model.cache_bytes_per_token(),
-        "cache_bytes_allocated": cache.nbytes / cache.layers[0].room,
+        **count(plan.model),
     }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def make_results(folder, designs=FIVE, seeds=(1, 2, 3), baseline="mha", speed=Tr
         own = {"n_head": h, "n_kv_head": kv, "head_dim": 128 // h}
         finished = [{"seed": s, "folder": f"x-{s}", "loss": 1.7, "bits_per_byte": 2.4} for s in runs[name]]
         entries.append({
-            "name": name, "files": [], "is_baseline": name == baseline, "runs": finished,
+            "name": name, "files": [], "runs": finished,
             "changes": {k: v for k, v in settings.items() if own.get(k, v) != v},
             "settings": settings | {"norm": "layernorm"}, **settings, "learning_rate": 0.003,
             "parameters": 512384 + 3 * 2 * 128 * n_kv_head * (128 // n_head),
