@@ -77,6 +77,8 @@ def main(argv: list[str]) -> None:
     }  # fmt: skip
     console = Console() if sys.stdout.isatty() else Console(width=100)
     console.print(count_table(counts))
+    vocabularies = sorted({model.vocab_size for model in models.values()})
+    console.print(f"with {' or '.join(f'{size:,}' for size in vocabularies)} ids in the vocabulary")
     if not config.describe:
         with progress_bar() as progress:
             result["speed"] = measure(models, config.batch, config.context, config.train_batch, config.rounds,

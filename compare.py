@@ -18,6 +18,7 @@ from lab.stats import analyse
 from lab.sweep import OWN, Plan, Run, Stopped, Sweep, plan_runs
 from model import ModelConfig
 from runtime import errors
+from runtime.devices import pick_device
 from runtime.errors import EnvironmentFault, UserError
 from runtime.runs import StopSignal, TrainConfig, hold, open_or_prepare, write_whole
 
@@ -34,7 +35,9 @@ DESCRIPTION = f"""Compare head designs: what does each cost, what does it buy, a
 
 Every file is one design; the first, or the one that --baseline names, is what the others are compared with. Any
 setting of train.py may follow and holds for all. Each design is trained at every seed, on the same tokens in the same
-order. The same command goes on with a comparison that was stopped. It writes report.html, report.md and results.json.
+order, and evaluated eight times on the way, on 25,600 tokens, unless eval_interval and eval_tokens are given. The same
+command goes on with a comparison that was stopped. It writes report.html, report.md and results.json; what a run
+printed is in its folder's output.txt. seed, resume, init_from, eval_only and overwrite belong to single runs.
 All designs train with AdamW at one learning rate, unless --rates chooses one for each."""
 
 
@@ -49,7 +52,7 @@ class CompareConfig(DesignFiles):
     jobs: int = 1  # runs at a time; with several, speed is not measured
     quick: bool = False  # a first look in three minutes: one seed and 100 steps, unless given
     speed: bool = True  # measure training, prefill, decoding and memory after the training
-    batch: tuple[int, ...] = (1, 16)  # sequences decoded together, when speed is measured
+    batch: tuple[int, ...] = (1, 16)  # sequences decoded together, when speed is measured; batch_size is training's
     context: tuple[int, ...] = (128, 512, 2048)  # tokens already in the cache then
 
     def __post_init__(self) -> None:
@@ -61,8 +64,14 @@ class CompareConfig(DesignFiles):
                 raise ValueError(f"{name} must be one or more whole numbers from 1")
         if len(self.vary) == 1:
             raise ValueError(f"vary {self.vary[0]} needs the values to try: --vary {self.vary[0]} V1 V2")
-        if self.rates and (len(set(self.rates)) < max(2, len(self.rates)) or min(self.rates) <= 0):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise ValueError(f"{name} names a size twice")
+        if self.rates and (len(set(self.rates)) < max(2, len(self.rates)) or not all(0 < r < 1e9 for r in self.rates)):
             raise ValueError("rates must be two or more different learning rates above 0")
+        if self.rates and self.vary and self.vary[0].replace("-", "_") == "learning_rate":
+            raise ValueError("--rates chooses the learning rate and --vary learning_rate sets it; give one of them")
+        if self.match == "params" and self.vary and self.vary[0].replace("-", "_") == "d_ff":
+            raise ValueError("--match params sets d_ff and --vary d_ff as well; give one of them")
 
 
 def main(argv: list[str]) -> int:
@@ -71,7 +80,7 @@ def main(argv: list[str]) -> int:
     designs, config, given = read_line(argv)
     dataset = open_or_prepare(next(iter(designs.values())).settings.get("dataset", TrainConfig.dataset))
     out_dir = Path(given.get("out_dir") or ("runs/compare-quick" if config.quick else "runs/compare"))
-    threads = thread_count(given.get("threads"), config.jobs, out_dir)
+    threads = thread_count(designs, config.jobs, out_dir)
     plans = {name: make_plan(design, dataset, threads) for name, design in designs.items()}
     check_alike(plans)
     baseline = config.baseline or next(iter(plans))
@@ -83,23 +92,25 @@ def main(argv: list[str]) -> int:
 
     # Training. The rates first, if they are to be chosen; every design at its own; then all at the common one.
     stop = StopSignal()
-    targets = len(dataset.val) - 1
     seeds = range(1, config.seeds + 1)
     sweep = Sweep(config.jobs, len(plans) * (config.seeds + len(config.rates)), console, stop)
-    common = plans
+    rate = plans[baseline].run.learning_rate
+    common = {name: at_rate(plan, rate) for name, plan in plans.items()} if config.rates else plans
     tried: dict[str, dict[float, float]] = {}
     try:
         if config.rates:
             many = {rate_name(name, r): at_rate(plan, r) for name, plan in plans.items() for r in config.rates}
-            trials = plan_runs(out_dir / "rates", many, [RATE_SEED], targets)
+            trials = plan_runs(out_dir / "rates", many, [RATE_SEED], dataset)
             sweep.train(trials)
             tried = by_rate(trials, plans, config.rates)
+            if baseline not in tried:
+                raise EnvironmentFault(f"the baseline {baseline} failed at every rate: {why(sweep, baseline)}")
             plans = {name: at_rate(plans[name], min(by, key=by.__getitem__)) for name, by in tried.items()}
-        runs = plan_runs(out_dir, plans, seeds, targets)
+        runs = plan_runs(out_dir, plans, seeds, dataset)
         sweep.train(runs)
         moved = {name: common[name] for name, plan in plans.items() if plan != common[name]}
         sweep.total += len(moved) * config.seeds
-        common_runs = plan_runs(out_dir / "common-rate", moved, seeds, targets) if moved else []
+        common_runs = plan_runs(out_dir / "common-rate", moved, seeds, dataset) if moved else []
         sweep.train(common_runs)
         common_runs += [run for run in runs if run.name not in moved]
     except Stopped:
@@ -109,13 +120,13 @@ def main(argv: list[str]) -> int:
         signal.signal(number, handler)  # from here on there is nothing to save
     finished = by_design(runs)
     if not finished[baseline]:
-        raise EnvironmentFault(f"no run of the baseline {baseline} was finished: {sweep.failures[0]['error']}")
+        raise EnvironmentFault(f"no run of the baseline {baseline} was finished: {why(sweep, baseline)}")
 
     # What the runs say.
     analysis = analyse(metrics(finished), baseline)
     results = describe(designs, plans, baseline, dataset, argv) | {
         "first_look": config.quick, "seeds": list(seeds), "jobs": config.jobs, "match": config.match,
-        "vary": {config.vary[0]: list(config.vary[1:])} if config.vary else {}, "adjusted": adjusted,
+        "vary": {config.vary[0].replace("-", "_"): list(config.vary[1:])} if config.vary else {}, "adjusted": adjusted,
         "failures": sweep.failures, "pooled": analysis["pooled"], "comparisons": analysis["comparisons"],
         "notes": notes(plans, config, tried), "rates": None, "speed": None, "speed_note": None,
     }  # fmt: skip
@@ -124,14 +135,17 @@ def main(argv: list[str]) -> int:
         sample = write_sample(group[0].folder) if group else None
         entry |= analysis["designs"][entry["name"]] | {"runs": run_rows(group), "sample": sample}
     if config.rates:
-        results["rates"] = rates_part(tried, RATE_SEED, plans, common[baseline].run.learning_rate, analysis,
+        results["rates"] = rates_part(tried, RATE_SEED, plans, rate, analysis,
                                       analyse(metrics(by_design(common_runs)), baseline), baseline)  # fmt: skip
     if config.jobs > 1:
         results["speed_note"] = "Speed was not measured, since several runs shared the machine: --jobs 1 adds it."
     elif not config.speed:
         results["speed_note"] = "Speed was not measured: --no-speed was given."
     else:
-        results["speed"] = measure_speed(plans, config, console)
+        try:
+            results["speed"] = measure_speed(plans, config, console)
+        except (UserError, EnvironmentFault) as error:  # the losses are worth a report without it
+            results["speed_note"] = f"Speed was not measured: {error}"
 
     # The report. Its libraries take seconds to load, so they wait until here.
     from lab.report import show, write_report
@@ -157,7 +171,8 @@ def read_line(argv: Sequence[str]) -> tuple[dict[str, Design], CompareConfig, di
     steps: dict[str, Any] = {}
     if not config.designs and not config.vary:
         root = Path(__file__).resolve().parent
-        designs, (config,), given = read([*(str(root / file) for file in FIVE), *argv])
+        files = [file if Path(file).exists() else str(root / file) for file in FIVE]
+        designs, (config,), given = read([*files, *argv])
         config = replace(config, baseline=config.baseline or "mha")
         steps = {"max_steps": FIVE_STEPS}
     if config.quick:
@@ -209,13 +224,15 @@ def rate_name(name: str, rate: float) -> str:
 
 
 def by_rate(runs: Sequence[Run], names: Iterable[str], rates: Sequence[float]) -> dict[str, dict[float, float]]:
-    """Final losses by design and learning rate; UserError names a design that failed at every rate."""
+    """Final losses by design and learning rate; a design that failed at every rate is left out."""
     done = {run.name: run.last_row()["val_loss"] for run in runs if run.finished()}
     tried = {name: {r: done[rate_name(name, r)] for r in rates if rate_name(name, r) in done} for name in names}
-    for name, losses in tried.items():
-        if not losses:
-            raise EnvironmentFault(f"{name} failed at every one of the rates; leave it out or try lower ones")
-    return tried
+    return {name: losses for name, losses in tried.items() if losses}
+
+
+def why(sweep: Sweep, name: str) -> str:
+    """The last failure of a design."""
+    return next((f["error"] for f in reversed(sweep.failures) if f["design"].startswith(name)), "it was not trained")
 
 
 def at_rate(plan: Plan, rate: float) -> Plan:
@@ -251,7 +268,9 @@ def measure_speed(plans: Mapping[str, Plan], config: CompareConfig, console: Con
                 console.print(f"measuring speed: {phase}", markup=False, highlight=False)
             told = phase
 
+        device = str(pick_device(run.device))
         return measure(configs, config.batch, config.context, run.batch_size, threads=run.threads, progress=tell,
+                       device=device,
                        rounds=QUICK_ROUNDS if config.quick else ROUNDS)  # fmt: skip
 
 

@@ -43,13 +43,15 @@ def finding(design: Design) -> str:
     n = plural(len(pair["seeds"]), "seed")
     text = f"{pair['mean']:+.4f} nats a token"
     if pair["interval"]:
-        text += f", 95% interval {span(pair['interval'])} over {n}, adjusted p {p_text(pair['p_holm'])}; the smallest "
-        text += f"difference that {n} could have detected is {pair['smallest_detectable']:.4f}"
+        text += f", 95% interval {span(pair['interval'])} over {n}, adjusted p {p_text(pair['p_holm'])}; {n} find a "
+        text += f"true difference of {pair['smallest_detectable']:.4f} eight times in ten, and a smaller one less often"
     else:
         text += f" over {n}; fewer than 3 give no interval"
-    if pair["not_settled"]:
-        found = f" (the adjusted p taken by itself says: {pair['detected']})" if pair["detected"] else ""
-        text += f". Training was too short to settle it: {pair['not_settled']}{found}"
+    if pair["not_settled"] and pair["detected"]:
+        found = "the p by itself finds no difference, of which the sign may turn by chance"
+        if pair["detected"] != "no difference detected":
+            found = f"the p by itself says {pair['detected']}"
+        text += f". More training could change this: {pair['not_settled']} ({found})"
     return text + "."
 
 
@@ -83,7 +85,8 @@ def decode_gain(results: Results, design: Design, reference: Design) -> tuple[fl
         low, high = min(ratios.values()), max(ratios.values())
         text += f", and {low:.2f} to {high:.2f} times over the {len(ratios)} sizes measured"
     below = sum(not cells[k]["gain_expected"] for k in ratios)
-    return ratios[largest], text + (f", {below} of them so small that no gain is to be expected" if below else "")
+    small = f", {below} of them so small" if len(ratios) > 1 else ", a size so small"
+    return ratios[largest], text + (f"{small} that no gain is to be expected" if below else "")
 
 
 def same_compute(results: Results, family: list[Design]) -> str:
@@ -138,8 +141,8 @@ def smaller_cache(results: Results, design: Design, reference: Design) -> str:
     text = "It holds: " if full == size * heads else "It does not hold: "
     text += f"{design['name']} keeps {size:,} bytes a token and {reference['name']}, with a K and V for each of the "
     text += f"{heads} heads, {full:,}, {full / size:g} times as much. "
-    takes = "the same" if allocated == size else f"{allocated:,.0f} instead"
-    return f"{text}What a cache really allocates is {takes}. As to speed, {decode_gain(results, design, reference)[1]}."
+    takes = "just that" if allocated == size else f"{allocated:,.0f} instead"
+    return f"{text}A cache allocates {takes}. As to speed, {decode_gain(results, design, reference)[1]}."
 
 
 def trade(results: Results, design: Design, reference: Design) -> str:
@@ -169,7 +172,8 @@ def trade(results: Results, design: Design, reference: Design) -> str:
 def full_heads(results: Results, design: Design) -> Design | None:
     """The design that differs only in giving each of as many heads a K and V of its own."""
     found = [d for d in trained(results) if d["n_kv_head"] == d["n_head"] == design["n_head"]]
-    return next((d for d in found if others(results, d) == others(results, design)), None)
+    alike = (d for d in found if d["head_dim"] == design["head_dim"] and others(results, d) == others(results, design))
+    return next(alike, None)
 
 
 def claims(results: Results) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -36,7 +36,9 @@ def theme(text: str, grid: str) -> dict[str, Any]:
 
 def others(results: Results, design: Design) -> str:
     """How a design differs from the baseline apart from its heads, and from what follows them; "" if in nothing."""
-    follows = {"n_head", "n_kv_head", "head_dim"}
+    follows = {"n_head", "n_kv_head"}
+    base = next(d for d in results["designs"] if d["name"] == results["baseline"])
+    follows |= {"head_dim"} if design["n_head"] * design["head_dim"] == base["n_head"] * base["head_dim"] else set()
     follows |= {"d_ff"} if results["match"] == "params" else set()  # made to fit
     follows |= {"learning_rate"} if results["rates"] else set()  # each design's best
     return ", ".join(f"{key} {value}" for key, value in sorted(design["changes"].items()) if key not in follows)

@@ -60,6 +60,8 @@ def read_designs(
     designs: dict[str, Design] = {}
     for file in line.designs or (None,):
         name = Path(file).stem if file else "default"
+        if name in designs and designs[name].file == file:
+            raise UserError(f"{file} is given twice: each file is one design")
         if name in designs:
             raise UserError(f"{designs[name].file} and {file} are both called {name}; give one of them another name")
         settings = base | (contents(file) if file else {}) | flags

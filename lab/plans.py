@@ -29,7 +29,7 @@ def varied(designs: Mapping[str, Design], words: Sequence[str]) -> dict[str, Des
     for design in designs.values():
         for text in texts:
             ((field, value),) = read([f"--{name}={text}"], ModelConfig, TrainConfig, prog="", description="").items()
-            if field in SAME or field in OWN:
+            if field in {*SAME, *OWN, "threads"}:
                 raise UserError(f"--vary {field} cannot be: all runs share it, or their losses would not compare")
             shown = value if isinstance(value, str) else show(value).strip('"')
             new = f"{field}={shown}" if design.file is None else f"{design.name}-{field}={shown}"
@@ -65,13 +65,19 @@ def check_alike(plans: Mapping[str, Plan]) -> None:
                 raise UserError(f"{first} has {field} {show(a)} and {name} {show(b)}: their losses would not compare")
 
 
-def thread_count(given: int | None, jobs: int, folder: Path) -> int:
+def thread_count(designs: Mapping[str, Design], jobs: int, folder: Path) -> int:
     """CPU threads of every run in a folder: those of the runs it holds, or those given, or an equal share of the cores.
 
-    Another number of threads rounds differently, so one sweep never mixes them: UserError if `given` would.
+    Another number of threads rounds differently, so one sweep never mixes them: UserError if it would.
     """
-    for file in folder.rglob("designs/*.toml"):
-        saved = read_toml(str(file))["threads"]
+    asked = {design.settings.get("threads") for design in designs.values()}
+    if len(asked) > 1:
+        raise UserError(f"designs differ in threads ({', '.join(map(str, asked))}): all runs share them")
+    given = asked.pop()
+    for file in [file for part in (".", "rates") for file in (folder / part / "designs").glob("*.toml")]:
+        saved = read_toml(str(file)).get("threads")
+        if not isinstance(saved, int):
+            raise UserError(f"{file} is damaged: delete {folder}, or give another --out_dir")
         if given not in (None, saved):
             raise UserError(f"{folder} was begun with {saved} threads: give --threads {saved} or another --out_dir")
         return saved

@@ -5,7 +5,6 @@
 
 import html
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,10 @@ from lab import charts
 from lab.answers import claims, finding, growing, join, p_text, plural, span, verdict
 from lab.charts import Design, Panels, Results, head_counts, speed_of
 from lab.page import PAGE
+from runtime.runs import write_whole
+
+TREND = """Is the difference growing or closing? (Here and in the curves, losses are over the part of the validation \
+split that is evaluated during training, so that they differ a little from the final ones.)"""
 
 Cell = str | tuple[str, float | None]  # text, or text and the number that it is sorted by
 Rows = list[dict[str, Cell]]
@@ -109,7 +112,7 @@ def speed_blocks(results: Results) -> list[Block]:
         training.append({
             "design": name, "training tokens/s": number(t["tokens_per_s"]["median"], ",.0f"),
             "GFLOP/s": number(t["gflops"], ".1f"), "of the limit": number(t["share_of_matmul"], ".0%"),
-            **{f"peak MB, {kind}": number(size, ",.0f") for kind, size in s["peak_memory_mb"].items()},
+            **{f"peak memory, MB: {kind}": number(size, ",.0f") for kind, size in s["peak_memory_mb"].items()},
         })  # fmt: skip
         whole = {(c["batch"], c["context"]): c for c in s["decode"]}
         for a in s["decode_attention"]:
@@ -167,7 +170,8 @@ def how_to_read(results: Results, comparisons: int) -> list[Block]:
         f"for {r['max_steps']:,} steps, {r['tokens_seen']:,} tokens, which is {r['share_of_pass']:.1%} of one pass "
         f"over the text, at context {r['block_size']}. Losses are those of the last step over all "
         f"{data['val_tokens']:,} tokens of the validation split, in nats a token: lower is better, and a difference "
-        "above 0 is worse than the reference."
+        "above 0 is worse than the reference. Differences are taken seed by seed: at one seed all designs saw the same "
+        "tokens in the same order, so that their differences may vary less than their losses."
     )
     if r["vary"]:
         told += f" Varied: {'; '.join(f'{name} {join(values)}' for name, values in r['vary'].items())}."
@@ -178,7 +182,7 @@ def how_to_read(results: Results, comparisons: int) -> list[Block]:
         f"{plural(comparisons, 'comparison')}, so that an interval may leave 0 out and no difference be detected."
     )
     if len(r["seeds"]) < 3:
-        judged = f"With {seeds} there is no interval, no p and no verdict; that takes 3. {judged}"
+        judged = f"With {seeds} there is no interval, no p and no verdict: that takes 3 seeds."
     return [("text", told), ("text", judged)]
 
 
@@ -191,18 +195,18 @@ def document(results: Results) -> list[Block]:
         text = "This is a first look, trained too briefly to rely on. Leave out --quick for an answer."
         blocks.append(("warning", text))
     if rivals:
-        lead = f"Against {base}, what is lost or gained in validation loss with {join(d['name'] for d in rivals)}, "
-        blocks.append(("lead", lead + "what does it cost in memory and time, and is the difference real?"))
+        lead = f"What do {join(d['name'] for d in rivals)} lose or gain against {base}, the reference, in validation "
+        blocks.append(("lead", lead + "loss, memory and time, and is the difference in loss real?"))
         blocks.append(("items", [(f"{d['name']}: {verdict(d, base)}.", finding(d)) for d in rivals]))
     if r["failures"]:
         blocks.append(("warning", f"Left out, because they failed: {plural(len(r['failures']), 'run')}, listed below."))
     blocks += how_to_read(r, len(rivals))
     if answered := claims(r):
-        blocks.append(("heading", "Claims about heads, and what was measured"))
+        blocks.append(("heading", "Common claims about attention heads, and what was measured"))
         blocks += [block for claim, items in answered for block in (("subheading", claim), ("items", items))]
     trends = [(d["name"], text) for d in rivals if (text := growing(d))]
     blocks += [("heading", "Loss"), ("picture", "loss"), ("picture", "difference"), ("picture", "difference-curve"),
-               ("text", "Is the difference growing or closing?"), ("items", trends),
+               ("text", TREND), ("items", trends),
                ("heading", "Loss against cache"), ("picture", "pareto")]  # fmt: skip
     named: dict[str, Design] = {d["name"]: d for d in designs}
     for group in r["equal_cache"]:
@@ -226,7 +230,7 @@ def document(results: Results) -> list[Block]:
                 for d in rivals if (pair := d["against_baseline"]) and pair["pooled"]]  # fmt: skip
         blocks += [("heading", "Pooled analysis"), ("text", text.strip()), ("table", rows)]
     blocks += rate_blocks(r)
-    convention = {"width": "width: a design may have more or fewer parameters than another",
+    convention = {"width": "width: only the design differs, and with it the number of parameters may",
                   "params": "params: d_ff was adjusted until total parameters agree"}[r["match"]]  # fmt: skip
     blocks += [("heading", "What was held equal, and what was adjusted"),
                ("items", [("Matched by", convention), *(("Held equal:", text) for text in r["held_equal"]),
@@ -345,12 +349,7 @@ def write_report(results: Results, folder: Path) -> list[Path]:
     files = {f"{name}.svg": charts.to_svg(drawn) for name, drawn in panels.items()}
     files |= {"report.md": to_markdown(results, panels), "report.html": to_html(results, panels)}
     for name, content in files.items():
-        aside = folder / f"{name}.tmp"
-        with open(aside, "wb") as file:
-            file.write(content.encode("utf-8", "replace"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, folder / name)
+        write_whole(folder / name, content.encode("utf-8", "replace").decode())
     for name in CAPTIONS.keys() - panels.keys():
         (folder / f"{name}.svg").unlink(missing_ok=True)
     return [folder / name for name in files]

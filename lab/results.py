@@ -17,11 +17,13 @@ from lab.designs import Design
 from lab.speed import count
 from lab.sweep import Plan, Run
 from runtime.checkpoint import load_model
+from runtime.errors import UserError
 from runtime.generate import TextStream, default_start, generate, sample_generator
 from runtime.settings import show
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE_TOKENS = 300
+TRAINING = ("optimizer", "learning_rate", "schedule", "warmup_steps", "weight_decay", "beta1", "beta2", "grad_clip")
 TOLD = ("n_layer", "n_embd", "d_ff", "positions", "norm", "activation", "dropout", "init")  # if all designs share it
 
 
@@ -39,19 +41,19 @@ def describe(
     for e in entries:
         by_cache.setdefault(e["cache_bytes_per_token"], []).append(e["name"])
     shared = {k: v for k, v in reference.settings().items() if all(p.settings()[k] == v for p in plans.values())}
-    rate = f"learning rate {run.learning_rate:g}" if "learning_rate" in shared else "learning rates that differ"
+    training = [f"{name} {bare(shared[name])}" for name in TRAINING if name in shared]
     held = [
         f"data: {dataset.name}, tokenizer {dataset.tokenizer.kind}; at each seed the same tokens in the same order",
         f"length: {run.max_steps:,} steps of {tokens_per_step:,} tokens, {tokens:,} in all, "
         f"{tokens / len(dataset.train):.2f} of one pass over the training text",
-        "initial values: at each seed, those of every parameter that designs share by name and shape",
-        f"training: AdamW, {rate}, schedule {run.schedule} with {run.warmup_steps} warm-up steps, weight decay "
-        f"{run.weight_decay:g}",
+        f"training: {', '.join(training)}",
         f"evaluation: the whole validation split, {len(dataset.val) - 1:,} tokens in windows of {model.block_size}, "
         "after the last step",
         "settings: " + ", ".join(f"{name} {bare(shared[name])}" for name in TOLD if name in shared),
         f"processor threads: {run.threads}",
     ]
+    if {"init", "init_seed", "n_layer"} <= shared.keys():
+        held.append("initial values: at each seed, those of every parameter that designs share by name and shape")
     if len(counts) == 1:
         held.append(f"parameters: {counts[0]:,}")
     return {
@@ -94,9 +96,12 @@ def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def write_sample(folder: Path) -> str:
-    """A text by the model that a run ended with, from a fixed seed."""
-    model, tokenizer, _ = load_model(str(folder), "last", torch.device("cpu"))
+def write_sample(folder: Path) -> str | None:
+    """A text by the model that a run ended with, from a fixed seed; None if its checkpoint is gone."""
+    try:
+        model, tokenizer, _ = load_model(str(folder), "last", torch.device("cpu"))
+    except UserError:
+        return None
     stream = TextStream(tokenizer, "")
     steps = generate(model, default_start(tokenizer), SAMPLE_TOKENS, [sample_generator(1, 0)], 0.8,
                      vocab_size=tokenizer.vocab_size)  # fmt: skip
@@ -115,7 +120,8 @@ def rates_part(
     """Which rate each design was given, and whether the order of the designs differs at one rate for all."""
 
     def order(designs: Mapping[str, Any]) -> list[str]:
-        return sorted(designs, key=lambda name: designs[name]["loss"]["mean"])
+        means = {name: design["loss"]["mean"] for name, design in designs.items()}
+        return sorted((name for name in means if means[name] is not None), key=means.__getitem__)
 
     rows = []
     for name, design in at_common["designs"].items():
@@ -125,7 +131,7 @@ def rates_part(
                      **{key: against.get(key) for key in ("interval", "p_holm", "verdict")}})  # fmt: skip
     best, same = order(analysis["designs"]), order(at_common["designs"])
     return {
-        "seed": seed, "tried": sorted(next(iter(tried.values()))), "common": common,
+        "seed": seed, "tried": sorted({rate for by in tried.values() for rate in by}), "common": common,
         "losses": {name: {f"{rate:g}": loss for rate, loss in sorted(by.items())} for name, by in tried.items()},
         "best": {name: plan.run.learning_rate for name, plan in plans.items()},
         "order": best, "order_at_common": same, "differs": best != same, "at_common": rows,

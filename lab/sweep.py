@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from data import Dataset
 from model import ModelConfig
+from runtime.checkpoint import read_meta
 from runtime.errors import UserError
-from runtime.runs import StopSignal, TrainConfig, hold, write_whole
+from runtime.runs import StopSignal, TrainConfig, check_data, hold, write_whole
 from runtime.settings import as_dict, read_toml, show, to_toml
 
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
@@ -71,7 +73,8 @@ class Run(NamedTuple):
     def finished(self) -> bool:
         """Whether its loss over the whole validation split is written down."""
         row = self.last_row()
-        return row.get("step") == self.max_steps and row.get("val_tokens") == self.val_tokens
+        loss = row.get("val_loss")  # null where the last update made it something else than a number
+        return row.get("step") == self.max_steps and row.get("val_tokens") == self.val_tokens and loss is not None
 
     def share_done(self) -> float:
         return min(1.0, self.last_row().get("step", 0) / self.max_steps)
@@ -94,33 +97,45 @@ class Run(NamedTuple):
         return False
 
 
-def plan_runs(folder: Path, plans: Mapping[str, Plan], seeds: Iterable[int], val_tokens: int) -> list[Run]:
+def plan_runs(folder: Path, plans: Mapping[str, Plan], seeds: Iterable[int], dataset: Dataset) -> list[Run]:
     """The runs of a sweep, seed by seed, with what each design is to be written down in the folder.
 
-    UserError if the folder holds a design of the same name with other settings.
+    UserError if the folder holds a design of the same name with other settings, or a run on other data.
     """
+    seeds = list(seeds)
     (folder / "designs").mkdir(parents=True, exist_ok=True)
     for name, plan in plans.items():
         file = folder / "designs" / f"{name}.toml"
         if file.exists():
-            saved, now = read_toml(str(file)), plan.settings()
-            for key in now:
-                was = None if saved.get(key) == "none" else saved.get(key)
-                if was != now[key]:
-                    raise UserError(
-                        f"{folder} holds a comparison in which {name} has {key} {show(was)}, and now it is "
-                        f"{show(now[key])}: give another --out_dir, or the settings of before"
-                    )
+            check_same(plan, read_toml(str(file)), f"{folder} holds a comparison in which {name}")
+        for seed in seeds:
+            meta_file = folder / f"{name}-{seed}" / "last" / "meta.json"
+            if meta_file.is_file():
+                meta = read_meta(meta_file.parent)
+                check_same(plan, meta["model"] | meta["train"], f"{meta_file.parent.parent} is a run that")
+                check_data(dataset, meta, str(meta_file.parent.parent), exact=True)
     for name, plan in plans.items():
         file = folder / "designs" / f"{name}.toml"
         if not file.exists():
             lines = to_toml(plan.model, plan.run).splitlines(keepends=True)
             write_whole(file, "".join(line for line in lines if line.split(" = ")[0] not in OWN))
     return [
-        Run(name, seed, folder / f"{name}-{seed}", folder / "designs" / f"{name}.toml", plan.run.max_steps, val_tokens)
+        Run(name, seed, folder / f"{name}-{seed}", folder / "designs" / f"{name}.toml", plan.run.max_steps,
+            len(dataset.val) - 1)
         for seed in seeds
         for name, plan in plans.items()
-    ]
+    ]  # fmt: skip
+
+
+def check_same(plan: Plan, saved: Mapping[str, Any], what: str) -> None:
+    """UserError that names the first setting in which what was saved is not what is planned."""
+    for key, now in plan.settings().items():
+        was = None if saved.get(key) == "none" else saved.get(key)
+        if was != now:
+            raise UserError(
+                f"{what} has {key} {show(was)}, and now it is {show(now)}: give another --out_dir, or the settings of "
+                "before"
+            )
 
 
 class Stopped(Exception):
@@ -172,6 +187,8 @@ class Sweep:
                         self._ended(run, process.returncode, time.monotonic() - clock, share)
                 self._draw(running)
         finally:
+            if self.stop.number and running:
+                self._say(f"stopping: {len(running)} running, to be saved first")
             for process, *_ in running.values():
                 process.send_signal(self.stop.number or signal.SIGTERM)  # it finishes its step and saves
             for process, *_ in running.values():
@@ -191,6 +208,10 @@ class Sweep:
             return
         lines = (run.folder / "output.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         error = lines[-1] if lines else f"ended with status {status} and not a word"
+        if status < 0:
+            error = f"ended by signal {-status}" + ", perhaps for want of memory" * (status == -signal.SIGKILL)
+        elif status == 0:
+            error = "its validation loss is not a number"
         self.failures.append({"design": run.name, "seed": run.seed, "error": error})
         self._say(f"{run.name}, seed {run.seed} failed: {error}")
 

@@ -241,13 +241,17 @@ def test_designs_whose_losses_do_not_compare_are_refused(dataset):
 
 
 def test_threads_are_shared_among_jobs_and_kept(dataset, tmp_path):
-    assert thread_count(None, 1, tmp_path) == torch.get_num_threads()
-    assert thread_count(None, 1000, tmp_path) == 1
-    plan = make_plan(Design("a", None, {"block_size": 16}), open_dataset(dataset), 5)
-    plan_runs(tmp_path, {"a": plan}, [1, 2], 10)
-    assert thread_count(None, 1, tmp_path) == 5
+    designs = {"a": Design("a", None, {"block_size": 16})}
+    assert thread_count(designs, 1, tmp_path) == torch.get_num_threads()
+    assert thread_count(designs, 1000, tmp_path) == 1
+    data = open_dataset(dataset)
+    plan_runs(tmp_path, {"a": make_plan(designs["a"], data, 5)}, [1, 2], data)
+    assert thread_count(designs, 1, tmp_path) == 5
+    four = {"b": Design("b", None, {"threads": 4})}
     with pytest.raises(UserError, match="begun with 5 threads"):
-        thread_count(4, 1, tmp_path)
+        thread_count(four, 1, tmp_path)
+    with pytest.raises(UserError, match="designs differ in threads"):
+        thread_count(designs | four, 1, tmp_path)
 
 
 def test_a_torn_log_is_not_a_finished_run(tmp_path):

@@ -145,8 +145,8 @@ def verdicts(results, **by_name):
 
 
 def test_top_has_question_verdicts_and_what_an_interval_is(tmp_path):
-    top, _, _ = text_of(make_results(tmp_path, first_look=True)).partition("## Claims")
-    order = ["first look", "and is the difference real?", "- **single-head: worse.** +0.09", "Intervals are over seeds"]
+    top, _, _ = text_of(make_results(tmp_path, first_look=True)).partition("## Common claims")
+    order = ["first look", "is the difference in loss real?", "- **single-head: worse.** +0.09", "Intervals are over"]
     assert sorted(order, key=top.index) == order
     for said in ("for this text and this training length", "unadjusted", "Holm-adjusted p", "3 seeds (1, 2 and 3)",
                  "409,600 tokens", "8.5% of one pass", "over all 499,809 tokens"):  # fmt: skip
@@ -207,14 +207,14 @@ def test_cache_of_one_kv_head_by_formula_by_allocation_and_in_speed(tmp_path):
     results = make_results(tmp_path)
     said = answer(results, "shrinks the cache", "mqa")
     assert "It holds: mqa keeps 384 bytes a token and mha" in said and "3,072, 8 times as much" in said
-    assert "What a cache really allocates is the same." in said
+    assert "A cache allocates just that." in said
     # 11,200 sqrt(8) / 1.5 against 11,200 / 1.5 tokens/s at the largest size; 1 x 128 and 1 x 512 are below 6 x 128
     assert "at batch 16 and context 2,048 it decodes 2.83 times as fast as mha (21,119 against 7,467 tokens/s)" in said
     assert "1.00 to 2.83 times over the 6 sizes measured, 2 of them so small that no gain is to be expected" in said
     mqa = results["designs"][4]
     mqa["cache_bytes_allocated"], mqa["cache_bytes_per_token"] = 500.0, 400
     said = answer(results, "shrinks the cache", "mqa")
-    assert "It does not hold" in said and "really allocates is 500 instead" in said
+    assert "It does not hold" in said and "A cache allocates 500 instead" in said
 
 
 @pytest.mark.parametrize(
