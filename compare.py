@@ -261,7 +261,7 @@ def measure_speed(plans: Mapping[str, Plan], config: CompareConfig, console: Con
 
         def tell(share: float, what: str) -> None:
             nonlocal told
-            phase = what.rpartition(",")[0] or what  # without the design
+            phase = what.partition(",")[0]  # without size and design
             if console.is_interactive:
                 status.update(f"measuring speed {share:.0%}: {what}")
             elif phase != told:
