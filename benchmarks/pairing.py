@@ -73,7 +73,7 @@ def main() -> None:
     draw = random.Random(0)
     for n in (3, 5, 10):
         sets = list(itertools.combinations(zeros, 3)) if n == 3 else [draw.sample(zeros, n) for _ in range(2000)]
-        shares[str(n)] = statistics.mean(stats.ttest_1samp(one, 0).pvalue < 0.05 for one in sets)
+        shares[str(n)] = statistics.mean(float(stats.ttest_1samp(one, 0).pvalue < 0.05) for one in sets)
     print(json.dumps({
         "max_steps": arguments.max_steps, "dataset": arguments.dataset,
         "sd_of_mha_over_seeds": statistics.stdev(mha[:10]),

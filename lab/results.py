@@ -124,7 +124,8 @@ def rates_part(
         return sorted((name for name in means if means[name] is not None), key=means.__getitem__)
 
     rows = []
-    for name, design in at_common["designs"].items():
+    for name in plans:
+        design = at_common["designs"][name]
         against = design["against_baseline"] or {}
         rows.append({"name": name, "mean": design["loss"]["mean"], "sd": design["loss"]["sd"],
                      "difference": against.get("mean"),

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,22 @@ def test_what_is_finished_is_not_trained_again(sweep, dataset, files):
     assert now["speed"] is None and "--no-speed" in now["speed_note"] and former["speed"]
 
 
+def test_runs_on_other_data_or_with_other_settings_are_not_joined(sweep, tmp_path):
+    folder, _ = sweep
+    settings = design(results_of(folder), "mha")["settings"]
+    (tmp_path / "text.txt").write_text(some_text(3000, seed=1))
+    prepare.main([str(tmp_path / "set"), "--files", str(tmp_path / "text.txt")])
+    other = open_dataset(str(tmp_path / "set"))
+    with pytest.raises(UserError, match="has changed since|is not in the tokens"):
+        plan_runs(folder, {"mha": make_plan(Design("mha", None, settings), other, 1)}, [1], other)
+    data = open_dataset(settings["dataset"])
+    plan = make_plan(Design("mha", None, settings | {"weight_decay": 0.3}), data, 1)
+    edited = tmp_path / "edited"
+    shutil.copytree(folder / "mha-1", edited / "mha-1")  # as if its design's file had been deleted or edited
+    with pytest.raises(UserError, match="mha-1 is a run that has weight_decay 0.1, and now it is 0.3"):
+        plan_runs(edited, {"mha": plan}, [1], data)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -166,6 +183,10 @@ def test_what_is_finished_is_not_trained_again(sweep, dataset, files):
         (["--vary", "n-kv-head", "3"], "mha-n_kv_head=3: n_head 4 is not divisible by n_kv_head 3"),
         (["--vary", "n-head", "2", "4"], "n_head are both given"),
         (["--vary", "n_haed", "2", "4"], "n_head"),
+        (["--vary", "threads", "1", "2"], "threads cannot be"),
+        (["--vary", "learning-rate", "0.1", "0.2", "--rates", "0.1", "0.2"], "give one of them"),
+        (["--vary", "d_ff", "64", "128", "--match", "params"], "give one of them"),
+        (["--rates", "0.1", "inf"], "rates must be two or more"),
         (["--seeds", "0"], "seeds must be at least 1"),
     ],
 )
@@ -264,6 +285,8 @@ def test_a_torn_log_is_not_a_finished_run(tmp_path):
     assert not one.finished() and one.share_done() == 1
     one.metrics.write_text(row % 50 + row % 100)
     assert one.finished()
+    one.metrics.write_text((row % 100).replace("2.0", "null"))  # the last update made it infinite
+    assert not one.finished()
 
 
 # Planted handicaps are found.

@@ -91,7 +91,7 @@ def test_two_files_of_one_name_are_refused():
         Path(file).write_text("n_head = 4")
     told = "are both called a; give one of them another name"
     assert refusal("a.toml", "other/a.toml") == f"a.toml and other/a.toml {told}"
-    assert refusal("a.toml", "a.toml") == f"a.toml and a.toml {told}"
+    assert refusal("a.toml", "a.toml") == "a.toml is given twice: each file is one design"
 
 
 def test_a_design_that_cannot_be_built_is_refused_with_its_file():

@@ -250,7 +250,7 @@ def test_trade_without_its_reference_as_baseline_has_no_interval(tmp_path):
 
 
 def test_claims_without_designs_for_them_are_left_out(tmp_path):
-    assert "## Claims" not in text_of(
+    assert "## Common claims" not in text_of(
         make_results(tmp_path, {"gqa-2": (8, 2, 0.0), "mqa": (8, 1, 0.0)}, baseline="mqa")
     )
 
@@ -403,8 +403,8 @@ def test_report_is_whole_after_an_interruption_and_old_pictures_go(tmp_path, mon
         replace(aside, path)
 
     monkeypatch.setattr(charts, "to_svg", lambda panels: "<svg>")
-    monkeypatch.setattr(report.os, "fsync", synced)
-    monkeypatch.setattr(report.os, "replace", interrupted)
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", interrupted)
     (out / "report.html").write_text("the former one")
     with contextlib.suppress(KeyboardInterrupt):
         report.write_report(results, out)
