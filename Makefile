@@ -23,7 +23,7 @@ compare-long: .venv/ready
 	$(BIN)/python compare.py $(LONG)
 
 test: .venv/ready-dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: .venv/ready-dev
 	$(BIN)/python -m ruff check .

@@ -28,7 +28,6 @@ from runtime.errors import UserError
 ROOT = Path(__file__).parent.parent
 TINY = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--block_size", "16", "--batch_size", "4",
         "--max_steps", "16", "--eval_tokens", "500", "--learning_rate", "1e-2", "--threads", "1"]  # fmt: skip
-pytestmark = pytest.mark.xdist_group("compare")  # one worker makes the sweep that the tests share
 SMALL_GRID = ["--batch", "1", "--context", "16"]
 SPEED = {"speed", "created", "git_commit", "command"}  # what may differ between two equal sweeps
 
