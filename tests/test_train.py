@@ -22,6 +22,7 @@ from data.loader import Windows
 from model import GPT, ModelConfig
 from runtime import runs
 from runtime.errors import EnvironmentFault, UserError
+from runtime.settings import build
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--block_size", "16", "--batch_size", "4",
@@ -180,7 +181,7 @@ def test_designs_see_the_same_tokens_in_the_same_order(go, monkeypatch):
 def test_the_logged_loss_is_the_models_loss_on_the_steps_batch(go, dataset):
     """ln(vocabulary) at the start, to the model's own figure computed here."""
     run = go("one", "--max_steps", "1")
-    config = train.build((train.ModelConfig,), json.loads(content(run, "last", "meta.json"))["model"])[0]
+    config = build((train.ModelConfig,), json.loads(content(run, "last", "meta.json"))["model"])[0]
     x, y = Windows(open_dataset(dataset).train, 16, 4, seed=1).batch(0)
     assert rows(run)[0]["train_loss"] == pytest.approx(GPT(config, seed=1)(x, y).item(), abs=1e-6)
 
