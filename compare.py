@@ -23,7 +23,7 @@ from runtime.errors import EnvironmentFault, UserError
 from runtime.runs import StopSignal, TrainConfig, hold, open_or_prepare, write_whole
 
 FIVE = [f"config/{name}.toml" for name in ("single-head", "mha", "mha-16", "gqa-2", "mqa")]  # if no file is named
-FIVE_STEPS, QUICK_STEPS = 320, 100
+FIVE_STEPS, QUICK_STEPS = 320, 80
 ROUNDS, QUICK_ROUNDS = 5, 2  # of the speed part
 RATE_SEED = 0  # rates are chosen on it; reported seeds begin at 1
 
@@ -50,7 +50,7 @@ class CompareConfig(DesignFiles):
     match: Literal["width", "params"] = "width"
     rates: tuple[float, ...] = ()  # learning rates to choose from for each design, on a seed that is not reported
     jobs: int = 1  # runs at a time; with several, speed is not measured
-    quick: bool = False  # a first look in three minutes: one seed and 100 steps, unless given
+    quick: bool = False  # a first look in three minutes: one seed, 80 steps, two contexts, unless given
     speed: bool = True  # measure training, prefill, decoding and memory after the training
     batch: tuple[int, ...] = (1, 16)  # sequences decoded together, when speed is measured; batch_size is training's
     context: tuple[int, ...] = (128, 512, 2048)  # tokens already in the cache then
@@ -176,7 +176,7 @@ def read_line(argv: Sequence[str]) -> tuple[dict[str, Design], CompareConfig, di
         config = replace(config, baseline=config.baseline or "mha")
         steps = {"max_steps": FIVE_STEPS}
     if config.quick:
-        config = replace(config, seeds=given.get("seeds", 1))
+        config = replace(config, seeds=given.get("seeds", 1), context=given.get("context", (128, 2048)))
         steps = {"max_steps": QUICK_STEPS}
     for name, design in designs.items():
         settings = steps | {key: value for key, value in design.settings.items() if key != "out_dir"}
