@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
         entry |= analysis["designs"][entry["name"]] | {"runs": run_rows(group), "sample": sample}
     if config.rates:
         results["rates"] = rates_part(tried, RATE_SEED, plans, rate, analysis,
-                                      analyse(metrics(by_design(common_runs)), baseline), baseline)  # fmt: skip
+                                      analyse(metrics(by_design(common_runs)), baseline))  # fmt: skip
     if config.jobs > 1:
         results["speed_note"] = "Speed was not measured, since several runs shared the machine: --jobs 1 adds it."
     elif not config.speed:

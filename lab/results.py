@@ -115,7 +115,7 @@ def write_sample(folder: Path) -> str | None:
 
 def rates_part(
     tried: Mapping[str, Mapping[float, float]], seed: int, plans: Mapping[str, Plan], common: float,
-    analysis: Mapping[str, Any], at_common: Mapping[str, Any], baseline: str,
+    analysis: Mapping[str, Any], at_common: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     """Which rate each design was given, and whether the order of the designs differs at one rate for all."""
 

@@ -1,3 +1,27 @@
+import signal
+
+import pytest
 import torch
+from texts import some_text
+
+import prepare
 
 torch.set_num_threads(1)  # the tensors here are tiny: a second thread costs more than it gives
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """The path of a small prepared data set."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "text.txt").write_text(some_text(3000))
+    prepare.main([str(folder / "set"), "--files", str(folder / "text.txt")])
+    return str(folder / "set")
+
+
+@pytest.fixture
+def handlers_come_back():
+    """A command that catches Ctrl-C and SIGTERM leaves no trace in the tests after it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from texts import some_text
 
 import compare
 import prepare
@@ -26,24 +27,11 @@ from model import GPT
 from runtime.errors import UserError
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("handlers_come_back")
 TINY = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--block_size", "16", "--batch_size", "4",
         "--max_steps", "16", "--eval_tokens", "500", "--learning_rate", "1e-2", "--threads", "1"]  # fmt: skip
 SMALL_GRID = ["--batch", "1", "--context", "16"]
 SPEED = {"speed", "created", "git_commit", "command"}  # what may differ between two equal sweeps
-
-
-def some_text(words, seed=0):
-    draw = random.Random(seed)
-    vocabulary = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 6))) for _ in range(40)]
-    return " ".join(draw.choices(vocabulary, k=words)) + "\n"
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "text.txt").write_text(some_text(3000))
-    prepare.main([str(folder / "set"), "--files", str(folder / "text.txt")])
-    return str(folder / "set")
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +41,6 @@ def files(tmp_path_factory):
     for name, text in {"mha": "", "again": "", "mqa": "n_kv_head = 1\n"}.items():
         (folder / f"{name}.toml").write_text(text)
     return [str(folder / f"{name}.toml") for name in ("mha", "again", "mqa")]
-
-
-@pytest.fixture(autouse=True)
-def handlers_come_back():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def command(dataset, out_dir, *words):

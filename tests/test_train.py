@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from texts import some_text
 
 import prepare
 import train
@@ -25,31 +25,9 @@ from runtime.errors import EnvironmentFault, UserError
 from runtime.settings import build
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.usefixtures("handlers_come_back")
 TINY = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--block_size", "16", "--batch_size", "4",
         "--eval_interval", "10", "--eval_tokens", "500", "--save_interval", "15", "--log_interval", "3"]  # fmt: skip
-
-
-def some_text(words, seed=0):
-    draw = random.Random(seed)
-    vocabulary = ["".join(draw.choices("abcdefgh", k=draw.randint(1, 6))) for _ in range(40)]
-    return " ".join(draw.choices(vocabulary, k=words)) + "\n"
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    """The path of a small prepared data set."""
-    folder = tmp_path_factory.mktemp("data")
-    (folder / "text.txt").write_text(some_text(3000))
-    prepare.main([str(folder / "set"), "--files", str(folder / "text.txt")])
-    return str(folder / "set")
-
-
-@pytest.fixture(autouse=True)
-def handlers_come_back():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture
