@@ -62,10 +62,10 @@ class CompareConfig(DesignFiles):
         for name in ("batch", "context"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be one or more whole numbers from 1")
-        if len(self.vary) == 1:
-            raise ValueError(f"vary {self.vary[0]} needs the values to try: --vary {self.vary[0]} V1 V2")
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} names a size twice")
+        if len(self.vary) == 1:
+            raise ValueError(f"vary {self.vary[0]} needs the values to try: --vary {self.vary[0]} V1 V2")
         if self.rates and (len(set(self.rates)) < max(2, len(self.rates)) or not all(0 < r < 1e9 for r in self.rates)):
             raise ValueError("rates must be two or more different learning rates above 0")
         if self.rates and self.vary and self.vary[0].replace("-", "_") == "learning_rate":

@@ -158,6 +158,7 @@ def test_runs_on_other_data_or_with_other_settings_are_not_joined(sweep, tmp_pat
         (["--seed", "4"], "seeds 1 to N"),
         (["--resume", "runs/x"], "resume belongs to one run"),
         (["--vary", "n_head"], "needs the values"),
+        (["--context", "128", "128"], "context names a size twice"),
         (["--vary", "eval_interval", "8", "16"], "eval_interval cannot be"),
         (["--vary", "n-kv-head", "3"], "mha-n_kv_head=3: n_head 4 is not divisible by n_kv_head 3"),
         (["--vary", "n-head", "2", "4"], "n_head are both given"),
