@@ -23,7 +23,7 @@ import tyro
 from rich.progress import Progress
 
 import data
-from data import sources
+from data import probes, sources
 from data.tokenfile import DataError, TokenWriter
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, gpt2_tokenizer, safe_cut, train_bpe
 from runtime import errors, settings
@@ -36,7 +36,7 @@ FILES_SHOWN = 20
 
 @dataclass(frozen=True)
 class PrepareConfig:
-    # data set to write: data/NAME; shakespeare and tinyshakespeare bring their text
+    # data set to write: data/NAME; shakespeare and tinyshakespeare bring their text, probe-KIND is generated
     name: Annotated[str, tyro.conf.Positional]
     files: tuple[str, ...] = ()  # texts (.txt, .md), rows (.jsonl, .parquet), folders of them
     hub: str | None = None  # data set on the Hugging Face hub, OWNER/NAME
@@ -48,6 +48,11 @@ class PrepareConfig:
     like: str | None = None  # instead: the tokenizer of this prepared data set, to go on from a run on it
     val_fraction: float = 0.1  # share held out: the end of one text, or some of many documents
     workers: int | None = None  # threads that encode (if unset, one for each CPU for bpe and gpt2)
+    seed: int | None = None  # of the examples of a probe (1 if unset)
+
+    @property
+    def is_probe(self) -> bool:
+        return Path(self.name).name.startswith("probe-") and not self.files and not self.hub
 
     def __post_init__(self) -> None:
         built_in = not self.files and not self.hub
@@ -57,9 +62,19 @@ class PrepareConfig:
             raise ValueError("--like brings a tokenizer of its own: leave --tokenizer and --vocab_size out")
         if self.files and self.hub:
             raise ValueError("--files and --hub are two sources of text: give one of them")
-        if built_in and Path(self.name).name not in BUILT_IN:
+        if self.is_probe:
+            probes.probe(Path(self.name).name)
+            own = {"name", "seed"}
+            for name, value in settings.as_dict(self).items():
+                if name not in own and value != self.__dataclass_fields__[name].default:
+                    raise ValueError(f"{name} is for text, and {self.name} is generated: leave it out")
+        elif self.seed is not None:
+            raise ValueError("--seed is for probes, which are drawn by chance: leave it out")
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"seed must be at least 0, not {self.seed}")
+        if built_in and not self.is_probe and Path(self.name).name not in BUILT_IN:
             known = ", ".join(BUILT_IN)
-            raise ValueError(f"{self.name} is not one of {known}: give its text with --files or --hub")
+            raise ValueError(f"{self.name} is not one of {known} or a probe: give its text with --files or --hub")
         if self.hub and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.hub):
             raise ValueError(f"hub {self.hub} is not of the form OWNER/NAME, such as roneneldan/TinyStories")
         if not self.hub and (self.subset or self.split):
@@ -325,6 +340,22 @@ def prepare(config: PrepareConfig) -> None:
     print(f"wrote {folder}")
 
 
+def prepare_probe(config: PrepareConfig) -> None:
+    """Generate a probe and put it in its place."""
+    folder = data.dataset_path(config.name)
+    with replacing(folder) as new:
+        meta = probes.write(folder.name, 1 if config.seed is None else config.seed, new)
+        hashes = [part[key] for part in meta["splits"].values() for key in ("sha256", "sha256_counted")]
+        fingerprint = data.fingerprint(Tokenizer.from_meta(meta["tokenizer"]), *hashes)
+        meta = {"format": data.FORMAT, "arguments": settings.as_dict(config), "fingerprint": fingerprint} | meta
+        (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+    for split, part in meta["splits"].items():
+        print(f"{split}: {part['examples']:,} examples, {part['tokens']:,} tokens, of which {part['targets']:,} count")
+    told = meta["probe"]
+    print(f"{told['about']}; least loss {told['floor']:g}, guessing blindly {told['guess']:.4f} nats")
+    print(f"wrote {folder}")
+
+
 def print_counts(survey: Survey, counts: Counter[tuple[str, str]], writers: dict[str, TokenWriter]) -> None:
     """One line for each file (the first ones, if there are many) and one for each split."""
     line = "{:>10,} {:>15,} {:>15,}  {}".format
@@ -343,7 +374,7 @@ def main(argv: list[str]) -> None:
         argv, PrepareConfig, prog="prepare.py", description=__doc__, files_allowed=False
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what lies aside is cleared away
-    prepare(config)
+    prepare_probe(config) if config.is_probe else prepare(config)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from data.loader import Windows
+from data.tokenfile import IGNORED
 from model import GPT, ModelConfig
 from runtime.checkpoint import (
     crop_positions,
@@ -40,7 +41,7 @@ from runtime.runs import (
     open_or_prepare,
     python,
     with_batch,
-    with_vocabulary,
+    with_data,
     write_whole,
 )
 from runtime.settings import as_dict, describe, parse, to_toml
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
     dataset.verify()
     if former:
         check_data(dataset, meta, former, exact=bool(config.resume) and not config.eval_only)
-    model_config = with_vocabulary(model_config, dataset)
+    model_config = with_data(model_config, dataset, as_dict(model_config) if former else given)
     config = with_batch(config, model_config.block_size)
     windows = Windows(dataset.train, model_config.block_size, config.batch_size, config.seed)
     Windows(dataset.val, model_config.block_size, 1, 0)  # refuses a validation split that is too short
@@ -102,7 +103,7 @@ def main(argv: list[str]) -> int:
         )  # fmt: skip
 
     if config.eval_only:
-        print(f"evaluating {len(dataset.val) - 1:,} tokens", file=sys.stderr, flush=True)
+        print(f"evaluating {dataset.val_targets:,} tokens", file=sys.stderr, flush=True)
         result = score()
         print(f"{former} at step {step}: val loss {result} in windows of {model_config.block_size}")
         return 0
@@ -153,6 +154,8 @@ def main(argv: list[str]) -> int:
 
     def record(result: Score) -> None:
         values = {"val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte, "val_tokens": result.tokens}
+        if dataset.probe:
+            values |= {"val_gap": result.loss - dataset.probe["floor"], "val_accuracy": result.accuracy}
         log.log(step, step * tokens_per_step, **values)
 
     unseen: list[torch.Tensor] = []  # (loss, gradient norm) of every step since `look` was called
@@ -175,7 +178,7 @@ def main(argv: list[str]) -> int:
             # Evaluate what was saved before. A resumed run comes by here again, with the same result.
             if step > 0 and not stop.number and (step == config.max_steps or step % config.eval_interval == 0):
                 with log.pause():
-                    whole = len(dataset.val) - 1  # targets in the split
+                    whole = len(dataset.val) - 1  # targets in the split, those that do not count included
                     windows_in_part = max(1, min(config.eval_tokens, whole) // model_config.block_size)
                     part = windows_in_part * model_config.block_size
                     result = score(0, part, log.evaluating)
@@ -185,7 +188,7 @@ def main(argv: list[str]) -> int:
                         best_loss = result.loss
                         save("best", best_loss)
                     if step == config.max_steps:
-                        log.note(f"evaluating the whole validation split, {whole:,} tokens")
+                        log.note(f"evaluating the whole validation split, {dataset.val_targets:,} tokens")
                         record(result + score(part, None, log.evaluating) if part < whole else result)
             if step == config.max_steps or stop.number:
                 if saved < step:
@@ -196,12 +199,14 @@ def main(argv: list[str]) -> int:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config)
             loss = torch.zeros((), device=device)
+            inputs, targets = windows.batch(step)  # (batch_size, block_size)
+            counted = (targets != IGNORED).sum().clamp(min=1).item()
             for micro in range(accumulation):
                 torch.manual_seed(stable_seed(config.seed, step, micro))  # dropout: a function of these alone
                 rows = slice(micro * config.micro_batch_size, (micro + 1) * config.micro_batch_size)
-                x, y = (t.to(device) for t in windows.batch(step, rows))  # (micro_batch_size, block_size)
+                x, y = inputs[rows].to(device), targets[rows].to(device)  # (micro_batch_size, block_size)
                 with autocast(device, dtype):
-                    micro_loss = forward(x, y) / accumulation
+                    micro_loss = forward(x, y, reduction="sum") / counted
                 micro_loss.backward()
                 loss += micro_loss.detach()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)

@@ -13,7 +13,7 @@ from data.tokenizer import Tokenizer
 __all__ = ["DataError", "Dataset", "dataset_path", "fingerprint", "open_dataset"]
 
 HERE = Path(__file__).resolve().parent
-FILES = ("train.bin", "val.bin", "meta.json")
+FILES = ("train.bin", "val.bin", "train.counted.bin", "val.counted.bin", "examples.jsonl", "meta.json")
 FORMAT = 1
 
 
@@ -37,15 +37,26 @@ class Dataset:
         """SHA-256 over the tokenizer and the ids of both splits, taken when they were written."""
         return self.meta["fingerprint"]
 
+    @property
+    def probe(self) -> dict[str, Any] | None:
+        """What is known of a probe: length of an example, floor and guess (nats a target); None for text."""
+        return self.meta.get("probe")
+
+    @property
+    def val_targets(self) -> int:
+        """How many tokens of the validation split count in its loss."""
+        return self.meta["splits"]["val"].get("targets", len(self.val) - 1)
+
     def verify(self) -> None:
         """Read both splits whole; DataError if they are not what was prepared, one bit or all of it."""
-        if fingerprint(self.tokenizer, self.train.sha256(), self.val.sha256()) != self.fingerprint:
+        files = [file for split in (self.train, self.val) for file in (split, split.counted) if file]
+        if fingerprint(self.tokenizer, *(file.sha256() for file in files)) != self.fingerprint:
             raise DataError(f"{self.path}: the token files are not the ones prepared: prepare the data set again")
 
 
-def fingerprint(tokenizer: Tokenizer, train_sha256: str, val_sha256: str) -> str:
-    """SHA-256 that two data sets share only if their tokenizers and their ids are the same."""
-    text = json.dumps([tokenizer.to_meta(), train_sha256, val_sha256], sort_keys=True)
+def fingerprint(tokenizer: Tokenizer, *sha256: str) -> str:
+    """SHA-256 that two data sets share only if their tokenizers and their token files are the same."""
+    text = json.dumps([tokenizer.to_meta(), *sha256], sort_keys=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
@@ -76,7 +87,11 @@ def open_dataset(name: str) -> Dataset:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path / 'meta.json'} is damaged ({error!r}): prepare the data set again") from None
-    dataset = Dataset(name, path, TokenFile(path / "train.bin"), TokenFile(path / "val.bin"), tokenizer, meta)
+    train, val = (
+        TokenFile(path / f"{split}.bin", path / f"{split}.counted.bin" if "probe" in meta else None)
+        for split in ("train", "val")
+    )
+    dataset = Dataset(name, path, train, val, tokenizer, meta)
     if [len(dataset.train), len(dataset.val)] != counts:
         raise DataError(f"{path}: meta.json does not belong to its token files: prepare the data set again")
     return dataset

@@ -10,7 +10,8 @@ class Windows:
     """Windows of `block_size` tokens, drawn without replacement within a pass over the split.
 
     Pass p has an offset and an order of its own, drawn from (seed, p); window i of a pass starts at
-    offset + i * block_size. Row r of step s is sample s * batch_size + r of the endless sequence of passes.
+    offset + i * block_size, and where only some tokens count, as in a probe of examples one after another, the offset
+    is 0. Row r of step s is sample s * batch_size + r of the endless sequence of passes.
     DataError if the split is too short for one window and its targets.
     """
 
@@ -25,16 +26,16 @@ class Windows:
         self._passes: dict[int, tuple[int, np.ndarray]] = {}
 
     def batch(self, step: int, rows: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets (the next tokens) of a step, both int64 (n_rows, block_size).
+        """Inputs and targets (the next tokens, IGNORED where they do not count), both int64 (n_rows, block_size).
 
         `rows` selects rows of the batch: ranks and micro-batches take slices of one and the same batch.
         """
         samples = range(step * self.batch_size, (step + 1) * self.batch_size)[rows]
-        block = np.empty((len(samples), self.block_size + 1), dtype=np.int64)
+        block = np.empty((2, len(samples), self.block_size), dtype=np.int64)
         for row, sample in enumerate(samples):
-            block[row] = self.tokens.read(self._start(sample), self.block_size + 1)
-        both = torch.from_numpy(block)
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+            block[:, row] = self.tokens.window(self._start(sample), self.block_size)
+        inputs, targets = torch.from_numpy(block)
+        return inputs, targets
 
     def _start(self, sample: int) -> int:
         number, place = divmod(sample, self.per_pass)
@@ -42,6 +43,6 @@ class Windows:
             self._passes = dict(list(self._passes.items())[-1:])
             random = np.random.default_rng((self.seed, number))
             offset = int(random.integers(len(self.tokens) - self.per_pass * self.block_size))
-            self._passes[number] = offset, random.permutation(self.per_pass)
+            self._passes[number] = 0 if self.tokens.counted else offset, random.permutation(self.per_pass)
         offset, order = self._passes[number]
         return offset + int(order[place]) * self.block_size

@@ -64,15 +64,21 @@ class TokenWriter:
             self._aside.unlink(missing_ok=True)
 
 
+IGNORED = -100  # the target that F.cross_entropy leaves out
+
+
 class TokenFile:
     """The ids in `path`, read by position; DataError if the file is not a whole token file.
+
+    `counted`, another token file, tells of every id whether it counts as a target; without it all do.
 
     There is no memory map: pages touched through one stay counted as the process' memory. The file stays
     open, so that a read is one system call.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, counted: str | Path | None = None):
         self.path, self._lock = Path(path), threading.Lock()
+        self.counted = TokenFile(counted) if counted else None
         try:
             self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - open as long as the object
         except FileNotFoundError:
@@ -86,6 +92,8 @@ class TokenFile:
         if size != expected:
             what = f"{size:,} bytes where {self.count:,} tokens take {expected:,}"
             raise DataError(f"{self.path} has {what}: prepare it again")
+        if self.counted and len(self.counted) != self.count:
+            raise DataError(f"{self.counted.path} does not belong to {self.path}: prepare it again")
 
     def __len__(self) -> int:
         return self.count
@@ -101,6 +109,17 @@ class TokenFile:
                 raise DataError(f"{self.path} became shorter while it was in use: prepare it again")
             offset, size = offset + len(parts[-1]), size - len(parts[-1])
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype=self.dtype)
+
+    def window(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids start .. start + count - 1 and their targets, the ids that follow, IGNORED where they do not count.
+
+        Both int64 (count,); IndexError outside the file.
+        """
+        ids = self.read(start, count + 1).astype(np.int64)
+        targets = ids[1:].copy()
+        if self.counted:
+            targets[self.counted.read(start + 1, count) == 0] = IGNORED
+        return ids[:-1], targets
 
     def _read_at(self, offset: int, size: int) -> bytes:
         if hasattr(os, "pread"):

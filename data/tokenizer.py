@@ -65,6 +65,8 @@ class Tokenizer:
                 return CharTokenizer(meta["characters"], end)
             if kind == "byte":
                 return ByteTokenizer(end)
+            if kind == "word":
+                return WordTokenizer(meta["words"])
             if kind in ("bpe", "gpt2"):
                 tokens = [base64.b64decode(token, validate=True) for token in meta["tokens"].split()]
                 return BpeTokenizer(tokens, end, kind)
@@ -117,6 +119,28 @@ class ByteTokenizer(Tokenizer):
             return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
         except UnicodeEncodeError:
             raise self._refuse(text) from None
+
+
+class WordTokenizer(Tokenizer):
+    """One id for each word of a list; words stand between spaces. Text comes back with one space behind each."""
+
+    kind = "word"
+
+    def __init__(self, words: Sequence[str]):
+        self.words = list(words)
+        super().__init__([f"{word} ".encode() for word in self.words], end=False)
+        self._ids = {word: number for number, word in enumerate(self.words)}
+
+    def encode(self, text: str) -> np.ndarray:
+        if self.unknown(text):
+            raise self._refuse(text)
+        return np.array([self._ids[word] for word in text.split()], dtype=np.int64)
+
+    def unknown(self, text: str) -> list[str]:
+        return [word for word in dict.fromkeys(text.split()) if word not in self._ids]
+
+    def to_meta(self) -> dict[str, Any]:
+        return super().to_meta() | {"words": self.words}
 
 
 def safe_cut(text: str) -> int:

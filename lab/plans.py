@@ -12,7 +12,7 @@ from lab.speed import count
 from lab.sweep import OWN, Plan
 from model import ModelConfig
 from runtime.errors import UserError
-from runtime.runs import TrainConfig, with_batch, with_vocabulary
+from runtime.runs import TrainConfig, with_batch, with_data
 from runtime.settings import build, read, read_toml, show
 
 EVALUATIONS = (8, 12, 16, 4)  # of a run: the first number that divides it, so that half and three quarters are seen
@@ -51,7 +51,7 @@ def make_plan(design: Design, dataset: Dataset, threads: int) -> Plan:
     every = max(1, run.max_steps // count)
     own = {"eval_interval": every, "save_interval": every, "eval_tokens": EVAL_TOKENS}
     own = {name: value for name, value in own.items() if name not in design.settings}
-    model = with_vocabulary(model, dataset)
+    model = with_data(model, dataset, design.settings)
     return Plan(model, with_batch(dataclasses.replace(run, **own), model.block_size))
 
 

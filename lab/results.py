@@ -47,7 +47,7 @@ def describe(
         f"length: {run.max_steps:,} steps of {tokens_per_step:,} tokens, {tokens:,} in all, "
         f"{tokens / len(dataset.train):.2f} of one pass over the training text",
         f"training: {', '.join(training)}",
-        f"evaluation: the whole validation split, {len(dataset.val) - 1:,} tokens in windows of {model.block_size}, "
+        f"evaluation: the whole validation split, {dataset.val_targets:,} tokens in windows of {model.block_size}, "
         "after the last step",
         "settings: " + ", ".join(f"{name} {bare(shared[name])}" for name in TOLD if name in shared),
         f"processor threads: {run.threads}",
@@ -66,7 +66,7 @@ def describe(
         "machine": machine(),
         "threads": run.threads,
         "dataset": {"name": dataset.name, "tokenizer": dataset.tokenizer.kind, "fingerprint": dataset.fingerprint,
-                    "train_tokens": len(dataset.train), "val_tokens": len(dataset.val) - 1},
+                    "train_tokens": len(dataset.train), "val_tokens": dataset.val_targets, "probe": dataset.probe},
         "max_steps": run.max_steps, "tokens_per_step": tokens_per_step, "tokens_seen": tokens,
         "share_of_pass": tokens / len(dataset.train), "block_size": model.block_size, "baseline": baseline,
         "held_equal": held, "designs": entries,

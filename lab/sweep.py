@@ -121,7 +121,7 @@ def plan_runs(folder: Path, plans: Mapping[str, Plan], seeds: Iterable[int], dat
             write_whole(file, "".join(line for line in lines if line.split(" = ")[0] not in OWN))
     return [
         Run(name, seed, folder / f"{name}-{seed}", folder / "designs" / f"{name}.toml", plan.run.max_steps,
-            len(dataset.val) - 1)
+            dataset.val_targets)
         for seed in seeds
         for name, plan in plans.items()
     ]  # fmt: skip

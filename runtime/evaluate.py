@@ -3,12 +3,13 @@
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from data.tokenfile import TokenFile
+from data.tokenfile import IGNORED, TokenFile
 from model import GPT
 
 
@@ -17,16 +18,22 @@ class Score:
     """Sums over targets, so that scores of parts add up to the score of the whole."""
 
     nats: float
-    tokens: int
+    tokens: int  # targets that count
     bytes: int
+    correct: int = 0  # targets that were the likeliest token
 
     def __add__(self, other: "Score") -> "Score":
-        return Score(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+        return Score(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     @property
     def loss(self) -> float:
         """Nats per token."""
         return self.nats / self.tokens
+
+    @property
+    def accuracy(self) -> float:
+        """Share of targets to which the model gives the highest probability."""
+        return self.correct / self.tokens
 
     @property
     def bits_per_byte(self) -> float:
@@ -51,7 +58,7 @@ def evaluate(
 ) -> Score:
     """Score the targets start + 1 .. stop of a split in non-overlapping windows of block_size tokens.
 
-    Every target counts once, the last window may be shorter, sums are float64, dropout is off; the result
+    Every target counts once (those of a probe that are asked for), the last window may be shorter, sums are float64, dropout is off; the result
     does not depend on batch_size. `stop` is the last target's index (the whole split if unset). The first
     token of a window is scored from the window's own beginning: a loss belongs to its block_size.
     """
@@ -64,12 +71,15 @@ def evaluate(
     while at < stop:
         rows = min(batch_size, (stop - at) // block_size) or 1
         width = min(block_size, stop - at)
-        ids = tokens.read(at, rows * width + 1).astype(np.int64)
-        x, y = (torch.from_numpy(part).view(rows, width).to(device) for part in (ids[:-1], ids[1:]))
+        ids, targets = tokens.window(at, rows * width)
+        x, y = (torch.from_numpy(part).view(rows, width).to(device) for part in (ids, targets))
         with autocast or contextlib.nullcontext():
-            losses = model(x, y, reduction="none")  # (rows * width,)
+            logits = model(x)
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none")  # 0 where IGNORED
         nats = losses.cpu().double().sum().item()  # mps has no float64
-        total += Score(nats, rows * width, int(token_bytes[ids[1:]].sum()))
+        counted = targets[targets != IGNORED]
+        correct = int((logits.argmax(-1) == y).sum())
+        total += Score(nats, len(counted), int(token_bytes[counted].sum()), correct)
         at += rows * width
         if progress:
             progress((at - start) / (stop - start))

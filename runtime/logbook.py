@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
-KEYS = ("step", "tokens", "train_loss", "val_loss", "val_bits_per_byte", "val_tokens", "lr", "tokens_per_s", "elapsed")
+KEYS = ("step", "tokens", "train_loss", "val_loss", "val_bits_per_byte", "val_tokens", "val_gap", "val_accuracy", "lr",
+        "tokens_per_s", "elapsed")  # fmt: skip
 WARM_UP_STEPS = 5  # compilation and first touches of memory are not the speed of training
 REFRESH_SECONDS = 0.2
 WANDB_SECONDS = 30  # the longest that wandb may hold up the start or the end of a run
@@ -130,6 +131,8 @@ class Logbook:
         if "val_loss" in values:
             bits = f" ({values['val_bits_per_byte']:.3f} bits/byte)" if "val_bits_per_byte" in values else ""
             tokens = f" over {values['val_tokens']:,} tokens" if "val_tokens" in values else ""
+            if "val_gap" in values:  # a probe: its optimum is known, and its words are no text
+                bits = f" ({values['val_gap']:.4f} above the floor, {values['val_accuracy']:.1%} right)"
             self.note(f"{where} | val loss {values['val_loss']:.4f}{bits}{tokens}")
         if "train_loss" in values:
             words = {"train_loss": "loss {:.4f}", "lr": "lr {:.2e}", "tokens_per_s": "{:,.0f} tokens/s"}

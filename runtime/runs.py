@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -118,21 +119,31 @@ def continued(classes: tuple[type, type], meta: dict[str, Any], given: dict[str,
 
 
 def open_or_prepare(name: str) -> Dataset:
-    """The prepared data set; the default one is prepared if it is not there yet."""
-    if name == "shakespeare" and not (dataset_path(name) / "meta.json").is_file():
+    """The prepared data set; the default one and the probes are prepared if they are not there yet."""
+    ours = name == "shakespeare" or name.startswith("probe-")
+    if ours and not (dataset_path(name) / "meta.json").is_file():
         status = subprocess.run([sys.executable, str(Path(__file__).parent.parent / "prepare.py"), name]).returncode
         if status:
             raise SystemExit(status)  # it has said why
     return open_dataset(name)
 
 
-def with_vocabulary(model_config: ModelConfig, dataset: Dataset) -> ModelConfig:
-    """The model's settings with vocab_size filled in; UserError if the data hold ids beyond it."""
+def with_data(model_config: ModelConfig, dataset: Dataset, given: Collection[str] = ()) -> ModelConfig:
+    """The model's settings with vocab_size filled in and, for a probe, block_size if it is not among those given.
+
+    UserError if the data hold ids beyond vocab_size, or if a window would cut a probe's examples.
+    """
+    block_size = model_config.block_size
+    if dataset.probe:
+        length = dataset.probe["length"]
+        block_size = block_size if "block_size" in given else length
+        if block_size % length:
+            raise UserError(f"{dataset.name} has examples of {length} tokens: block_size {block_size} would cut them")
     vocab_size = model_config.vocab_size or dataset.vocab_size
     highest = max(dataset.vocab_size - 1, dataset.train.max_id(), dataset.val.max_id())
     if highest >= vocab_size:
         raise UserError(f"data set {dataset.name} has ids up to {highest} and vocab_size is {vocab_size}")
-    return build((ModelConfig,), as_dict(model_config) | {"vocab_size": vocab_size})[0]
+    return build((ModelConfig,), as_dict(model_config) | {"vocab_size": vocab_size, "block_size": block_size})[0]
 
 
 def with_batch(config: TrainConfig, block_size: int) -> TrainConfig:
