@@ -5,18 +5,17 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 import tyro
 
-from data.tokenizer import Tokenizer
 from runtime import errors, settings
 from runtime.checkpoint import load_model
 from runtime.devices import pick_device
 from runtime.errors import UserError
 from runtime.generate import TextStream, default_start, generate, rows_at_once, sample_generator, window_start
+from runtime.prompts import encode, newest_run, read_text
 
 DESCRIPTION = """Write text with a trained model: prompt and text to standard output, notes to standard error.
 
@@ -66,41 +65,6 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def newest_run() -> str:
-    """The run in runs/ that saved last; UserError if there is none."""
-    saves = sorted(Path("runs").glob("*/last/meta.json"), key=lambda path: path.stat().st_mtime)
-    if not saves:
-        raise UserError("there is no run in runs/: train one first, or name the folder of one")
-    return saves[-1].parent.parent.as_posix()
-
-
-def read_prompt(file: str) -> str:
-    """The text of a file, or of standard input for "-", unchanged; UserError if it has none."""
-    try:
-        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        text = content.decode("utf-8-sig")  # Windows editors put a mark in front
-    except FileNotFoundError:
-        raise UserError(f"prompt_file {file}: no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"prompt_file {file}: a folder, not a text") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"prompt_file {file}: byte {error.start} is not UTF-8; save it as UTF-8") from None
-    if not text:
-        raise UserError(f"prompt_file {file} is empty; leave --prompt_file out to begin without a prompt")
-    return text
-
-
-def encode(text: str, what: str, tokenizer: Tokenizer) -> list[int]:
-    """Ids of a text; UserError names the characters that the model cannot know."""
-    if unknown := tokenizer.unknown(text):
-        named = ", ".join(map(repr, unknown[:10])) + (" and others" if len(unknown) > 10 else "")
-        raise UserError(
-            f"the {what} has {named}, which the model's {tokenizer.kind} tokenizer does not know; "
-            "leave out what it was not trained on"
-        )
-    return tokenizer.encode(text).tolist()
-
-
 def write_samples(heads: list[str], streams: list[TextStream], steps: Iterator[list[int]]) -> int:
     """Write what the steps give each stream behind its head: the first as it comes, then the others, whole.
 
@@ -129,7 +93,7 @@ def main(argv: list[str]) -> None:
     )
     if not config.prompt and "prompt" in given:
         raise UserError("the prompt is empty; leave --prompt out to begin without one")
-    prompt = config.prompt if config.prompt_file is None else read_prompt(config.prompt_file)
+    prompt = config.prompt if config.prompt_file is None else read_text(config.prompt_file, "prompt_file")
     run, device = config.run or newest_run(), pick_device(config.device)
     model, tokenizer, meta = load_model(run, config.checkpoint, device)
     ids = encode(prompt, "prompt", tokenizer) or default_start(tokenizer)

@@ -99,37 +99,36 @@ def copy() -> Probe:
 
 
 def induction() -> Probe:
-    """Symbols all different, until a stretch of 8 to 24 of them comes again: from its second symbol on it counts.
+    """A stretch of 8 to 20 symbols, all different, again and again: from the second symbol of its second time on.
 
-    Where the stretch stood and how long it is differ, so that no fixed distance leads back to it.
+    How long it is differs, so that no fixed distance leads back.
     """
 
     def draw(random: np.random.Generator, count: int) -> Examples:
-        stretch = random.integers(8, 25, (count, 1))
-        begin = random.integers(0, 64 - 2 * stretch)  # of its first time, among the symbols
-        again = 63 - stretch  # of its second
-        place = np.arange(63)
-        source = np.where(place >= again, begin + place - again, place)
-        symbols = np.take_along_axis(some_of(random, np.arange(1, 1 + len(SYMBOLS)), count, 55), source, axis=1)
-        ids = np.hstack((np.zeros((count, 1), int), symbols))
-        return ids, np.arange(64) >= again + 2
+        stretch = random.integers(8, 21, (count, 1))
+        symbols = some_of(random, np.arange(1, 1 + len(SYMBOLS)), count, 20)
+        ids = np.take_along_axis(symbols, np.arange(63) % stretch, axis=1)
+        ids = np.hstack((np.zeros((count, 1), int), ids))
+        return ids, np.arange(64) >= stretch + 2
 
-    return Probe("a stretch of symbols comes again, somewhere", ["<s>", *SYMBOLS], 64, draw)
+    return Probe("a stretch of symbols comes again and again", ["<s>", *SYMBOLS], 64, draw)
 
 
-def recall() -> Probe:
-    """Multi-query associative recall (Arora et al. 2023): 8 pairs of key and value, then each key once more.
+def recall(pairs: int) -> Probe:
+    """Multi-query associative recall (Arora et al. 2023): pairs of key and value, then each key once more.
 
     As there, keys are of one half of the symbols and values of the other, and the gaps before a key comes again
-    follow a power law (exponent 0.01 - 1). The rest is filled with values and not with any symbol, so that a key's
-    value is what followed its only other place; and the value stands behind the key it answers, where it counts.
+    follow a power law (exponent 0.01 - 1). The rest is filled with values of the same pairs and not with any symbol:
+    so a key's value is what followed its only other place, and counting which values have come does not help. And the
+    value stands behind the key that it answers, where it counts.
     """
-    half, pairs, slots = len(SYMBOLS) // 2, 8, 23
+    half, length = len(SYMBOLS) // 2, 8 * pairs
+    slots = (length - 1 - 2 * pairs) // 2  # where a key and its value may stand once more
 
     def draw(random: np.random.Generator, count: int) -> Examples:
         keys = some_of(random, np.arange(1, 1 + half), count, pairs)
         values = some_of(random, np.arange(1 + half, 1 + 2 * half), count, pairs)
-        ids = random.integers(1 + half, 1 + 2 * half, (count, 64))
+        ids = np.take_along_axis(values, random.integers(0, pairs, (count, length)), axis=1)
         ids[:, 0] = 0
         ids[:, 1 : 1 + 2 * pairs : 2], ids[:, 2 : 2 + 2 * pairs : 2] = keys, values
         # The first to ring of exponential clocks with these rates: drawn by weight, none twice.
@@ -141,7 +140,7 @@ def recall() -> Probe:
         np.put_along_axis(counted, at + 1, True, axis=1)
         return ids, counted
 
-    return Probe("the value that stood behind a key", ["<s>", *SYMBOLS], 64, draw)
+    return Probe(f"the value that stood behind a key, of {pairs}", ["<s>", *SYMBOLS], length, draw)
 
 
 def klookup(k: int) -> Probe:
@@ -181,16 +180,16 @@ def offset(distance: int) -> Probe:
 
 
 # Sentences. What "it" means is decided by the last adjective: animals are tired, places are wide.
-ANIMALS = "animal child dog cat horse man woman bird".split()
-PLACES = "street river field road garden bridge park forest".split()
-VERBS = "cross enter leave visit".split()
-FEELINGS = "tired sick scared old".split()
-LOOKS = "wide dark long crowded".split()
-SIZES = "big small red".split()
-PREPOSITIONS = "near behind beside".split()
+ANIMALS = ["animal", "child", "dog", "cat", "horse", "man", "woman", "bird"]
+PLACES = ["street", "river", "field", "road", "garden", "bridge", "park", "forest"]
+VERBS = ["cross", "enter", "leave", "visit"]
+FEELINGS = ["tired", "sick", "scared", "old"]
+LOOKS = ["wide", "dark", "long", "crowded"]
+SIZES = ["big", "small", "red"]
+PREPOSITIONS = ["near", "behind", "beside"]
 SENTENCE_WORDS = [
     "<s>", "<pad>", *ANIMALS, *PLACES, *VERBS, *FEELINGS, *LOOKS, *SIZES, *PREPOSITIONS,
-    *"the did not because it was too . who why ?".split(),
+    *["the", "did", "not", "because", "it", "was", "too", ".", "who", "why", "?"],
 ]  # fmt: skip
 
 
@@ -271,14 +270,16 @@ def sentences() -> Probe:
             counted[row, len(one.words) - 1] = True
         return ids, counted
 
-    return Probe("a question about a sentence", SENTENCE_WORDS, 24, draw, arcs=lambda *of: [s.arcs for s in draw_sentences(*of)])
+    return Probe(
+        "a question about a sentence", SENTENCE_WORDS, 24, draw, arcs=lambda *of: [s.arcs for s in draw_sentences(*of)]
+    )
 
 
 # Kind: what makes it, and the number it takes if there is none in its name, with all that it may take.
 PROBES: dict[str, tuple[Callable[..., Probe], tuple[int, range] | None]] = {
     "copy": (copy, None),
     "induction": (induction, None),
-    "recall": (recall, None),
+    "recall": (recall, (4, range(2, 17))),
     "klookup": (klookup, (4, range(1, 9))),
     "offset": (offset, (8, range(2, 41, 2))),
     "sentences": (sentences, None),

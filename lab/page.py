@@ -1,12 +1,20 @@
-"""The frame of report.html: its looks, its sorting, and the drawing of charts. @@NAMES@@ are filled in."""
+"""What report.html and heads.html share: the frame with its looks, sortable tables, and the drawing of charts."""
 
-PAGE = """<!DOCTYPE html>
+import html
+import json
+import re
+from typing import Any
+
+Cell = str | tuple[str, float | None]  # text, or text and the number that it is sorted by
+Rows = list[dict[str, Cell]]
+
+FRAME = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; \
-script-src 'unsafe-inline' 'unsafe-eval'; img-src data:">
+script-src 'unsafe-inline'@@EVAL@@; img-src data:">
 <title>@@TITLE@@</title>
 <style>
 :root { color-scheme: light dark; --text: #1f2328; --soft: #59636e; --back: #ffffff; --line: #d8dde3; --box: #f5f7f9;
@@ -45,14 +53,18 @@ th[aria-sort=descending] button::after { content: " \\2193"; opacity: 1 }
 pre { background: var(--box); padding: .9em 1em; border-radius: 6px; white-space: pre-wrap; font-size: .85rem }
 details { margin: .8em 0 }
 summary { cursor: pointer; font-weight: 600 }
-</style>
+@@STYLE@@</style>
 </head>
 <body>
 <h1>@@TITLE@@</h1>
 @@BODY@@
-<script>@@LIBRARY@@</script>
-<script type="application/json" id="data">@@DATA@@</script>
-<script>
+@@SCRIPTS@@
+</body>
+</html>
+"""
+
+# Draws the charts of #data, whenever width or theme change; wants vegaEmbed, which compiles functions.
+CHARTS = """
 const {specs, themes} = JSON.parse(document.getElementById("data").textContent)
 const dark = matchMedia("(prefers-color-scheme: dark)")
 async function draw() {
@@ -70,7 +82,9 @@ addEventListener("resize", () => {
   if (width !== innerWidth) { width = innerWidth; clearTimeout(wait); wait = setTimeout(draw, 150) }
 })
 draw()
+"""
 
+SORTING = """
 for (const table of document.querySelectorAll("table")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0]
   heads.forEach((head, i) => head.firstElementChild.addEventListener("click", () => {
@@ -86,7 +100,34 @@ for (const table of document.querySelectorAll("table")) {
     body.append(...sorted)
   }))
 }
-</script>
-</body>
-</html>
 """
+
+
+def page(title: str, body: str, scripts: list[str], style: str = "", evaluates: bool = False) -> str:
+    """A whole page that fetches nothing; body is HTML. `evaluates`: a script of it compiles functions."""
+    pieces = {"TITLE": html.escape(title), "BODY": body, "STYLE": style, "EVAL": " 'unsafe-eval'" * evaluates}
+    pieces["SCRIPTS"] = "\n".join(f"<script>{script}</script>" for script in scripts)
+    return re.sub("@@([A-Z]+)@@", lambda found: pieces[found[1]], FRAME)
+
+
+def data_script(name: str, data: Any) -> str:
+    """Data that scripts of the page read by its id; no text in it can end the script."""
+    text = json.dumps(data).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>'
+
+
+def table(rows: Rows) -> str:
+    """A table that sorts by a click on a head; a cell that the first row does not have is left out."""
+
+    def cell(c: Cell) -> str:
+        if isinstance(c, str):
+            return f"<td>{html.escape(c)}</td>"
+        return f'<td class="n" data-value="{"" if c[1] is None else c[1]}">{html.escape(c[0])}</td>'
+
+    heads = [(key, "" if isinstance(c, str) else ' class="n"') for key, c in rows[0].items()]
+    top = "".join(
+        f'<th scope="col"{kind}><button type="button">{html.escape(key)}</button></th>' for key, kind in heads
+    )
+    lines = "".join(f"<tr>{''.join(cell(row.get(key, '-')) for key in rows[0])}</tr>" for row in rows)
+    parts = f"<thead><tr>{top}</tr></thead><tbody>{lines}</tbody>"
+    return f'<div class="scroll" tabindex="0"><table>{parts}</table></div>'

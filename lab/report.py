@@ -17,14 +17,12 @@ from rich.text import Text
 from lab import charts
 from lab.answers import claims, finding, growing, join, p_text, plural, span, verdict
 from lab.charts import Design, Panels, Results, head_counts, speed_of
-from lab.page import PAGE
+from lab.page import CHARTS, SORTING, Cell, Rows, data_script, page, table
 from runtime.runs import write_whole
 
 TREND = """Is the difference growing or closing? (Here and in the curves, losses are over the part of the validation \
 split that is evaluated during training, so that they differ a little from the final ones.)"""
 
-Cell = str | tuple[str, float | None]  # text, or text and the number that it is sorted by
-Rows = list[dict[str, Cell]]
 Block = tuple[Any, ...]  # its kind, which `to_html` lists, and what belongs to it
 CAPTIONS = {
     "loss": "Validation loss during training, mean over seeds; bands are one standard deviation to either side.",
@@ -262,18 +260,6 @@ def to_html(results: Results, panels: dict[str, Panels]) -> str:
     body: list[str] = []
     specs: dict[str, Any] = {}
 
-    def cell(c: Cell) -> str:
-        if isinstance(c, str):
-            return f"<td>{e(c)}</td>"
-        return f'<td class="n" data-value="{"" if c[1] is None else c[1]}">{e(c[0])}</td>'
-
-    def table(rows: Rows) -> str:
-        heads = [(key, "" if isinstance(c, str) else ' class="n"') for key, c in rows[0].items()]
-        top = "".join(f'<th scope="col"{kind}><button type="button">{e(key)}</button></th>' for key, kind in heads)
-        lines = "".join(f"<tr>{''.join(cell(row.get(key, '-')) for key in rows[0])}</tr>" for row in rows)
-        parts = f"<thead><tr>{top}</tr></thead><tbody>{lines}</tbody>"
-        return f'<div class="scroll" tabindex="0"><table>{parts}</table></div>'
-
     for kind, *parts in document(results):
         match kind:
             case "heading":
@@ -297,10 +283,9 @@ def to_html(results: Results, panels: dict[str, Panels]) -> str:
                 body.append(f'<figure><div class="panels">{boxes}</div>{caption}</figure>')
                 specs |= drawn
     themes = {"light": charts.theme("#333333", "#E6E6E6"), "dark": charts.theme("#CCCCCC", "#3A3D44")}
-    data = json.dumps({"specs": specs, "themes": themes}).replace("<", "\\u003c")  # no text can end the script
-    pieces = {"TITLE": e(title(results)), "BODY": "\n".join(body), "DATA": data}
-    pieces["LIBRARY"] = vl_convert.javascript_bundle(None)
-    return re.sub("@@([A-Z]+)@@", lambda found: pieces[found[1]], PAGE)
+    body.append(data_script("data", {"specs": specs, "themes": themes}))
+    scripts = [vl_convert.javascript_bundle(None), CHARTS, SORTING]
+    return page(title(results), "\n".join(body), scripts, evaluates=True)
 
 
 def to_markdown(results: Results, panels: dict[str, Panels]) -> str:

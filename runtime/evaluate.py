@@ -58,9 +58,9 @@ def evaluate(
 ) -> Score:
     """Score the targets start + 1 .. stop of a split in non-overlapping windows of block_size tokens.
 
-    Every target counts once (those of a probe that are asked for), the last window may be shorter, sums are float64, dropout is off; the result
-    does not depend on batch_size. `stop` is the last target's index (the whole split if unset). The first
-    token of a window is scored from the window's own beginning: a loss belongs to its block_size.
+    Every target counts once (of a probe, those asked for), the last window may be shorter, sums are float64, dropout
+    is off; the result does not depend on batch_size. `stop` is the last target's index (the whole split if unset). The
+    first token of a window is scored from the window's own beginning: a loss belongs to its block_size.
     """
     stop = min(stop or len(tokens), len(tokens) - 1)
     device = next(model.parameters()).device

@@ -2,6 +2,7 @@ import signal
 
 import pytest
 import torch
+from browser import browser  # noqa: F401, a fixture
 from texts import some_text
 
 import prepare

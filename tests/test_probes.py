@@ -18,16 +18,15 @@ from model import GPT, ModelConfig
 from runtime.evaluate import evaluate
 from runtime.settings import parse
 
-NAMES = ["probe-copy", "probe-induction", "probe-recall", "probe-offset", "probe-offset-2", "probe-offset-40",
-         "probe-klookup-1", "probe-klookup-4", "probe-klookup-8", "probe-sentences"]  # fmt: skip
+NAMES = ["probe-copy", "probe-induction", "probe-recall", "probe-recall-16", "probe-offset", "probe-offset-2",
+         "probe-offset-40", "probe-klookup-1", "probe-klookup-4", "probe-klookup-8", "probe-sentences"]  # fmt: skip
 PLACES_OF_BITS = [20, 7, 13, 3, 25, 10, 17, 28]
 
 
-def after_its_only_other_place(before):
-    """What followed the last word where it stood before."""
-    places = [i for i, word in enumerate(before[:-1]) if word == before[-1]]
-    assert len(places) == 1
-    return before[places[0] + 1]
+def after_its_other_places(before):
+    """What followed the last word wherever it stood before, always the same."""
+    (word,) = {before[i + 1] for i, word in enumerate(before[:-1]) if word == before[-1]}
+    return word
 
 
 def about_a_sentence(before):
@@ -48,8 +47,8 @@ def about_a_sentence(before):
 
 ORACLES = {
     "copy": lambda before: before[len(before) - 32],
-    "induction": after_its_only_other_place,
-    "recall": after_its_only_other_place,
+    "induction": after_its_other_places,
+    "recall": after_its_other_places,
     "offset": None,
     "klookup": None,
     "sentences": about_a_sentence,
@@ -105,12 +104,12 @@ def test_induction_cannot_be_had_from_a_fixed_distance():
     for row, marks in zip(ids, counted, strict=True):
         for at in np.flatnonzero(marks):
             hits[at - np.flatnonzero(row[:at] == row[at])] += 1
-    assert hits.max() / counted.sum() < 0.06
+    assert hits.max() / counted.sum() < 0.15
 
 
 def test_recall_draws_gaps_by_a_power_law():
     """The first slot is drawn most often, and the second about half as often before any is taken."""
-    ids, counted = probe("probe-recall").draw(np.random.default_rng(1), 20000)
+    ids, counted = probe("probe-recall-8").draw(np.random.default_rng(1), 20000)
     used = counted[:, 18::2].mean(axis=0)
     assert used[0] > 0.9 and np.all(np.diff(used[:6]) < 0)
     # One key drawn by weight 1 / slot^0.99 has its first slot with this chance; the first of eight keys likewise.
@@ -221,22 +220,22 @@ def model_for(dataset, **settings):
 
 def test_evaluation_counts_the_targets_asked_for_and_no_others(prepared):
     dataset = data.open_dataset(str(prepared / "probe-recall"))
-    model = model_for(dataset, block_size=64)
+    model = model_for(dataset, block_size=32)
     with torch.no_grad():
         model.head.weight.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
-    score = evaluate(model, dataset.val, dataset.tokenizer.token_bytes, 64, 50)
+    score = evaluate(model, dataset.val, dataset.tokenizer.token_bytes, 32, 50)
     nats = right = count = 0
     for example in range(1000):
-        x, y = (torch.from_numpy(part)[None] for part in dataset.val.window(64 * example, 64))
+        x, y = (torch.from_numpy(part)[None] for part in dataset.val.window(32 * example, 32))
         with torch.no_grad():
             logs = model(x).log_softmax(-1)[0]
         for at in torch.nonzero(y[0] != IGNORED)[:, 0].tolist():
             nats -= logs[at, y[0, at]].item()
             right += logs[at].argmax().item() == y[0, at].item()
             count += 1
-    assert score.tokens == count == 8000 and score.correct == right
+    assert score.tokens == count == 4000 and score.correct == right
     assert score.loss == pytest.approx(nats / count, rel=1e-5)
-    assert score.accuracy == right / 8000
+    assert score.accuracy == right / 4000
 
 
 def run(words, tmp_path, name="run"):

@@ -6,16 +6,15 @@ import json
 import os
 import random
 import re
-import shutil
 from pathlib import Path
 
 import pytest
+from browser import opened
 from rich.console import Console
 
 from lab import charts, report
 from lab.stats import analyse
 
-CHROMIUM = shutil.which("chromium")
 FIVE = {
     "single-head": (1, 1, 0.09), "mha": (8, 8, 0.0), "mha-16": (16, 16, 0.014), "gqa-2": (8, 2, 0.0),
     "mqa": (8, 1, 0.013),
@@ -368,7 +367,7 @@ def test_awkward_text_is_shown_and_nothing_else(tmp_path):
     name = AWKWARD
     results = make_results(tmp_path, {"mha": (8, 8, 0.0), name: (8, 1, 0.01)})
     page = report.to_html(results, charts.draw(results))
-    assert page.count("</script>") == page.count("<script") == 3
+    assert page.count("</script>") == page.count("<script") == 4
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
     assert name in json.dumps(data, ensure_ascii=False).replace('\\"', '"')
     table = report.to_markdown(results, {}).split("## All figures\n\n")[1].split("\n\n")[0].splitlines()
@@ -432,21 +431,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def browser():
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sync_playwright = None
-    if CHROMIUM is None or sync_playwright is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("no Chromium, or no playwright")
-    with sync_playwright() as p:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        running = p.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield running
-        running.close()
-
-
 @pytest.fixture(scope="module", params=list(CASES))
 def case(request, tmp_path_factory):
     """Results, and the page made of them."""
@@ -460,18 +444,8 @@ def case(request, tmp_path_factory):
 
 @pytest.fixture
 def page(browser, case):
-    """The page, opened; afterwards it must have said nothing in the console and asked for no other file."""
-    context = browser.new_context(viewport={"width": 1100, "height": 900}, color_scheme="light")
-    context.set_default_timeout(120_000)  # milliseconds, on a machine that does other work
-    opened, said, asked = context.new_page(), [], []
-    opened.on("console", lambda message: said.append(message.text))
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.goto(case[2].as_uri())
-    opened.wait_for_selector("body[data-drawn=light]")
-    yield opened
-    context.close()
-    assert said == [] and asked == [case[2].as_uri()]
+    with opened(browser, case[2], drawn="light") as page:
+        yield page
 
 
 def test_every_chart_is_drawn_in_light_and_in_dark(page, case):

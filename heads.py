@@ -1,0 +1,121 @@
+"""Look inside a trained model's heads."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+
+from data import open_dataset
+from data.probes import EXAMPLE
+from data.tokenfile import DataError
+from data.tokenizer import Tokenizer
+from lab.headstudy import Windows, of_text, study, validation
+from lab.taps import look, open_model
+from model import GPT
+from runtime import errors, settings
+from runtime.checkpoint import load_model
+from runtime.devices import pick_device
+from runtime.errors import UserError
+from runtime.prompts import encode, newest_run, read_text
+from runtime.runs import check_data, write_whole
+
+DESCRIPTION = """Look inside a trained model's heads: where each looks, what it may be called, what it is worth.
+
+    python heads.py                                     the newest run in runs/
+    python heads.py runs/mha-1 --text "ROMEO: But soft"
+    python heads.py runs/mha-1 --compare runs/mqa-1     designs side by side
+
+Writes heads.html (attention maps, W_O step by step, ablations) and heads.json into the run's folder, and prints a
+table. Scores are means over the validation text that the run was trained beside; heads.html defines each of them. A
+head gets a name only where a score clears its threshold, well above what a head scores that looks at all alike."""
+
+
+@dataclass(frozen=True)
+class HeadsConfig:
+    # folder of a training run; if left out, the newest in runs/
+    run: Annotated[str | None, tyro.conf.Positional] = None
+    compare: tuple[str, ...] = ()  # other runs, to be shown beside it
+    checkpoint: Literal["best", "last"] = "best"  # the one of lowest validation loss, or the newest
+    text: str | None = None  # the text whose attention is drawn; unset = a piece of the validation text
+    text_file: str | None = None  # or a file with it; - is standard input
+    eval_tokens: int = 8192  # tokens that ablations are measured on
+    out_dir: str | None = None  # folder for heads.html and heads.json; unset = the run's
+    device: str = "auto"  # auto, cpu, cuda, cuda:1 or mps
+
+    def __post_init__(self) -> None:
+        for name in ("run", "text", "out_dir"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{name} is empty; give one or leave it out")
+        if self.text and self.text_file is not None:
+            raise ValueError("--text and --text_file both give a text: leave one of them out")
+        if not 2 <= self.eval_tokens < 2**31:
+            raise ValueError(f"eval_tokens must be at least 2, not {self.eval_tokens}")
+
+
+def texts(
+    run: str, model: GPT, tokenizer: Tokenizer, meta: dict[str, Any], text: str | None, eval_tokens: int
+) -> tuple[torch.Tensor, Windows, str]:
+    """The ids to draw (T,), the windows to measure on, and a sentence on where they come from."""
+    block_size, name = model.config.block_size, meta["dataset"]["name"]
+    ids = encode(text, "text", tokenizer) if text is not None else None
+    if ids is not None and len(ids) < 2:
+        raise UserError("the text has fewer than two tokens; give a longer one")
+    try:
+        dataset = open_dataset(name)
+        check_data(dataset, meta, run, exact=False)
+    except (DataError, UserError) as error:
+        if ids is None:
+            raise UserError(f"{run} was trained on {name}, which is not here ({error}): give --text") from None
+        return torch.tensor(ids[:block_size]), of_text(ids, block_size, eval_tokens), "measured on the text given"
+    windows = validation(dataset, block_size, eval_tokens)
+    told = f"measured on {windows.x.numel():,} tokens of {name}'s validation split"
+    if (
+        ids is None
+        and "sentences" in name
+        and tokenizer.kind == "word"
+        and not tokenizer.unknown(" ".join(EXAMPLE.words))
+    ):
+        ids = tokenizer.encode(" ".join(EXAMPLE.words)).tolist()
+    return torch.tensor(ids[:block_size]) if ids else windows.x[0], windows, told
+
+
+def main(argv: list[str]) -> None:
+    (config,), given = settings.parse(argv, HeadsConfig, prog="heads.py", description=DESCRIPTION, files_allowed=False)
+    text = read_text(config.text_file, "text_file") if config.text_file is not None else config.text
+    names, device = [config.run or newest_run(), *config.compare], pick_device(config.device)
+    if len(set(names)) < len(names):
+        raise UserError("a run is named twice; name each once")
+    console, studied = Console(stderr=True), []
+    for name in names:
+        model, tokenizer, meta = load_model(name, config.checkpoint, device)
+        model = open_model(model)
+        ids, windows, told = texts(name, model, tokenizer, meta, text, config.eval_tokens)
+        with console.status(f"{name}: looking") as status:
+
+            def tell(share: float, what: str, name: str = name) -> None:
+                status.update(f"{name}: {what}, {share:.0%}")
+
+            found = study(model, tokenizer, windows, tell)
+        studied.append((name, model, tokenizer, meta, ids, told, look(model, ids), found))
+
+    # The page's libraries take seconds to load, so they wait until here.
+    from lab.headpage import write_page
+    from lab.headreport import Part, page_content, saved, show
+
+    parts = [Part(*one) for one in studied]
+    out_dir = Path(config.out_dir or names[0])
+    out_dir.mkdir(parents=True, exist_ok=True)
+    write_whole(out_dir / "heads.json", json.dumps(saved(parts), indent=1, allow_nan=False))
+    for note in write_page(page_content(parts), out_dir / "heads.html"):
+        print(note, file=sys.stderr)
+    show(parts, Console())
+    print(f"page: {out_dir / 'heads.html'}")
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,253 @@
+"""From the study of heads to what people read: the page's content, heads.json, and a table on the terminal."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import altair as alt
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from data.tokenizer import Tokenizer
+from lab.charts import to_svg
+from lab.headstudy import DEFINITIONS, NAMED_FROM, OVER_DISTANCE, TIMES_CHANCE
+from lab.taps import Seen, shares
+from model import GPT
+from runtime.settings import as_dict
+
+W_O_FLOATS = 125_000  # of all runs: about two thirds of a megabyte in the page
+UNNAMED = "no known type"
+
+
+class Part(NamedTuple):
+    """One run: the opened model, what it did on the text that is drawn, and the study of its heads."""
+
+    name: str
+    model: GPT
+    tokenizer: Tokenizer
+    meta: dict[str, Any]
+    ids: torch.Tensor
+    told: str  # what it was measured on
+    seen: Seen
+    study: dict[str, Any]
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a K/V head."""
+        config = self.model.config
+        return config.n_head // (config.n_kv_head or config.n_head)
+
+
+def saved(parts: Sequence[Part]) -> dict[str, Any]:
+    """heads.json's content; what is nan has no value there."""
+    runs = [
+        {"run": p.name, "step": p.meta["step"], "dataset": p.meta["dataset"]["name"],
+         "settings": as_dict(p.model.config), "measured": p.told, **p.study}
+        for p in parts
+    ]  # fmt: skip
+    rules = {"named_from": NAMED_FROM, "times_chance": TIMES_CHANCE, "over_best_distance": OVER_DISTANCE}
+    return without_nan({"format": 1, "definitions": DEFINITIONS, "rules": rules, "runs": runs})
+
+
+def without_nan(value: Any) -> Any:
+    """The same with None for every float that JSON does not know."""
+    if isinstance(value, dict):
+        return {key: without_nan(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def page_content(parts: Sequence[Part]) -> dict[str, Any]:
+    """What lab.headpage.write_page shows."""
+    one = len(parts) == 1
+    title = f"The heads of {parts[0].name}" if one else "Heads compared: " + ", ".join(p.name for p in parts)
+    return {
+        "title": title,
+        "lead": lead(parts),
+        "runs": [run_content(p, W_O_FLOATS // len(parts)) for p in parts],
+        "matrices": [matrix(p) for p in parts],
+        "pictures": pictures(parts),
+        "tables": [comparison(parts)] * (not one) + [table for p in parts for table in tables(p, one)],
+        "definitions": list(DEFINITIONS.items()),
+    }
+
+
+def lead(parts: Sequence[Part]) -> list[str]:
+    """What a reader should know first, in sentences."""
+    said = []
+    for p in parts:
+        heads = p.study["heads"]
+        named = [h for h in heads if h["label"] != UNNAMED]
+        most = max(heads, key=lambda h: h["zeroed"]["mean"])
+        said.append(
+            f"{p.name}: {len(named)} of {len(heads)} heads have a name. Head {most['head']} of layer {most['layer']} "
+            f"is worth the most: without it the loss rises by {most['zeroed']['mean']:.3f} from {p.study['loss']:.3f} "
+            f"nats a token ({p.told}). On random tokens written again and again the loss is "
+            f"{p.study['random']['first']:.2f} the first time and {p.study['random']['repeats']:.2f} on the repeats."
+        )
+    if len(parts) > 1:
+        apart = ", ".join(f"{p.name} {cell(p.study['apart']['all'], '.3f')[0]}" for p in parts)
+        said.append(f"How much the query heads of a layer differ (Jensen-Shannon divergence, nats): {apart}.")
+    said.append(
+        f"A head is named by a score of at least {NAMED_FROM:g} that is {TIMES_CHANCE:g} times what an even spread of "
+        f"attention scores, or by a kind of arc that it meets at least that often and {100 * OVER_DISTANCE:g} points "
+        "more often than the best fixed distance. A name says what a head does on these texts, not what it is for."
+    )
+    return said
+
+
+def run_content(part: Part, floats: int) -> dict[str, Any]:
+    """A run's maps and its W_O steps; as many of the last tokens for these as `floats` numbers allow, at least one."""
+    config, heads = part.model.config, part.study["heads"]
+    n_layer, n_head, T, width = part.seen.outputs.shape
+    count = min(T, max(1, floats // (n_layer * n_head * (width + config.n_embd))))
+    places = list(range(T - count, T))
+    kv = f"{config.n_kv_head} K/V heads, " if part.group > 1 else ""
+    return {
+        "name": part.name,
+        "facts": f"{n_layer} layers, {n_head} heads of width {width}, {kv}model width {config.n_embd}, step "
+        f"{part.meta['step']:,}, {part.meta['dataset']['name']}, loss {part.study['loss']:.4f}",
+        "tokens": [part.tokenizer.decode([i]) for i in part.ids.tolist()],
+        "weights": part.seen.weights.float().numpy(),
+        "kv_head_of": [head // part.group for head in range(n_head)],
+        "labels": [[heads[layer * n_head + head]["label"] for head in range(n_head)] for layer in range(n_layer)],
+        "w_o": {
+            "tokens": places,
+            "heads": np.stack([part.seen.outputs[:, :, place].numpy() for place in places]),
+            "shares": np.stack([shares(part.model, part.seen.outputs, place).numpy() for place in places]),
+        },
+    }
+
+
+def cell(value: float | None, form: str) -> tuple[str, float | None]:
+    """A cell that sorts as a number; a dash for what has no value."""
+    known = value is not None and math.isfinite(value)
+    return (format(value, form), value) if known else ("-", None)
+
+
+def spread(ablation: dict[str, Any]) -> tuple[str, float | None]:
+    """A change of the loss with its interval."""
+    text, value = cell(ablation["mean"], "+.4f")
+    low, high = ablation["interval"] or (None, None)
+    return (text if low is None else f"{text} ({low:+.4f} to {high:+.4f})"), value
+
+
+def matrix(part: Part) -> dict[str, Any]:
+    names = [f"{h['layer']}.{h['head']}" for h in part.study["heads"]]
+    return {
+        "title": f"How different the heads are: {part.name}",
+        "text": "Jensen-Shannon divergence between the weights of two heads, in nats: 0 is the same, 0.69 nothing in "
+        "common. Heads are layer.head.",
+        "names": names, "values": part.study["divergence"], "max": math.log(2),
+    }  # fmt: skip
+
+
+def tables(part: Part, alone: bool) -> list[dict[str, Any]]:
+    """All scores of all heads, each beside its chance level; K/V heads; arcs."""
+    of = "" if alone else f": {part.name}"
+    heads = part.study["heads"]
+    forms = {"distance": ".1f", "rank": ".1f"}
+    rows, arc_rows = [], []
+    for h in heads:
+        place = {"head": f"{h['layer']}.{h['head']}"}
+        row: dict[str, Any] = place | {"name": h["label"], "zeroed": spread(h["zeroed"]), "mean": spread(h["mean"]),
+                                       "repeats": spread(h["repeats"])}  # fmt: skip
+        for name, score in h["scores"].items():
+            form = forms.get(name, ".2f")
+            chance = cell(score["chance"], form)[0]
+            row[f"{name} (chance {chance})"] = cell(score["value"], form)
+        rows.append(row)
+        for kind, arc in h["arcs"].items():
+            best = part.study["arcs"][kind]
+            arc_rows.append(place | {
+                "arc": kind, "met": cell(arc["met"], ".2f"), "best fixed distance": f"{best['best_distance']} back",
+                "which meets": cell(best["best_distance_met"], ".2f"), "weight": cell(arc["weight"], ".2f"),
+                "chance": cell(best["chance"], ".2f"),
+            })  # fmt: skip
+    found = [{"title": f"Every head{of}", "text": "Heads are layer.head. Scores are defined below.", "rows": rows}]
+    if part.study["kv_heads"]:
+        text = "What a K/V head is worth with all the query heads that read it: they can only go together."
+        kv_rows = [
+            {"K/V head": f"{k['layer']}.{k['kv_head']}", "query heads": ", ".join(map(str, k["query_heads"])),
+             "zeroed": spread(k["zeroed"]), "mean": spread(k["mean"])}
+            for k in part.study["kv_heads"]
+        ]  # fmt: skip
+        found.append({"title": f"Every K/V head{of}", "text": text, "rows": kv_rows})
+    if arc_rows:
+        text = DEFINITIONS["arcs"] + " A causal head can only look back, so weights are read at the later word."
+        found.append({"title": f"Arcs of sentences{of}", "text": text, "rows": arc_rows})
+    return found
+
+
+def comparison(parts: Sequence[Part]) -> dict[str, Any]:
+    rows = []
+    for p in parts:
+        heads, apart = p.study["heads"], p.study["apart"]
+
+        def mean(name: str, heads: list[dict[str, Any]] = heads) -> tuple[str, float | None]:
+            values = [h["scores"][name]["value"] for h in heads if name in h["scores"]]
+            return cell(sum(values) / len(values) if values else None, ".3f")
+
+        rows.append({
+            "run": p.name, "loss": cell(p.study["loss"], ".4f"), "heads": cell(len(heads), ""),
+            "named": cell(sum(h["label"] != UNNAMED for h in heads), ""),
+            "apart": cell(apart["all"], ".3f"), "apart, same K/V head": cell(apart["same_kv"], ".3f"),
+            "apart, other K/V head": cell(apart["other_kv"], ".3f"), "entropy": mean("entropy"),
+            "distance": mean("distance"), "previous token": mean("previous token"), "induction": mean("induction"),
+            "repeats of random text": cell(p.study["random"]["repeats"], ".3f"),
+        })  # fmt: skip
+    text = "Means over heads. Apart is the divergence between two heads of one layer, in nats: mean over all pairs, "
+    text += "over those that share a K/V head, and over those that do not."
+    return {"title": "Side by side", "text": text, "rows": rows}
+
+
+def pictures(parts: Sequence[Part]) -> list[dict[str, str]]:
+    """What each head is worth, and the loss as heads go."""
+    rows, curve = [], []
+    for p in parts:
+        for h in p.study["heads"]:
+            for how, what in (("zeroed", "zeroed"), ("mean", "replaced by its mean")):
+                low, high = h[how]["interval"] or (h[how]["mean"], h[how]["mean"])
+                rows.append({"run": p.name, "head": f"{h['layer']}.{h['head']}", "how": what, "change": h[how]["mean"],
+                             "low": low, "high": high})  # fmt: skip
+        curve += [{"run": p.name, "share": point["share"], "loss": point["loss"]} for point in p.study["pruning"]]
+    panels = []
+    for p in parts:
+        base = alt.Chart(alt.Data(values=[row for row in rows if row["run"] == p.name])).encode(
+            x=alt.X("head:N", sort=None, title="head (layer.head)"), xOffset="how:N"
+        )
+        bars = base.mark_bar().encode(
+            y=alt.Y("change:Q", title="change of loss, nats"), color=alt.Color("how:N", title=None)
+        )
+        lines = base.mark_rule(color="#444444").encode(y="low:Q", y2="high:Q")
+        panels.append((bars + lines).properties(title=p.name, height=220))
+    line = alt.Chart(alt.Data(values=curve)).mark_line(point=True).encode(
+        x=alt.X("share:Q", title="share of heads zeroed, least important first", axis=alt.Axis(format=".0%")),
+        y=alt.Y("loss:Q", title="loss, nats a token", scale=alt.Scale(zero=False)),
+        color=alt.Color("run:N", title=None),
+    )  # fmt: skip
+    return [
+        {"title": "What each head is worth", "svg": to_svg(panels),
+         "caption": "Change of the validation loss without a head; rules are 95% bootstrap intervals over windows."},
+        {"title": "How many heads are needed", "svg": to_svg([line.properties(height=220)]),
+         "caption": "Heads are removed in the order of what each is worth by itself, measured once: what two heads do "
+         "for each other is not seen by it."},
+    ]  # fmt: skip
+
+
+def show(parts: Sequence[Part], console: Console) -> None:
+    """The table on the terminal: names, the scores most asked for, and what each head is worth."""
+    for p in parts:
+        table = Table(title=f"{p.name}: loss {p.study['loss']:.4f}, {p.told}", title_justify="left", box=None)
+        columns = ("previous token", "duplicate token", "induction", "first token", "entropy")
+        for name in ("head", *columns, "zeroed", "name"):
+            table.add_column(name, justify="left" if name in ("head", "name") else "right", overflow="fold")
+        for h in p.study["heads"]:
+            values = [cell(h["scores"].get(name, {}).get("value"), ".2f")[0] for name in columns]
+            table.add_row(f"{h['layer']}.{h['head']}", *values, cell(h["zeroed"]["mean"], "+.4f")[0], h["label"])
+        chance = [cell(p.study["heads"][0]["scores"].get(name, {}).get("chance"), ".2f")[0] for name in columns]
+        table.add_row("chance", *chance, "", "", style="dim")
+        console.print(table)

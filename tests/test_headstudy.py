@@ -1,0 +1,391 @@
+"""What is said of a head is true of a model that was wired by hand to have it."""
+
+import json
+import math
+import string
+
+import numpy as np
+import pytest
+import torch
+
+import heads
+import prepare
+import train
+from attention import DESIGNS
+from data.probes import EXAMPLE, SENTENCE_WORDS
+from data.tokenfile import IGNORED
+from data.tokenizer import CharTokenizer, WordTokenizer
+from lab.headstudy import (
+    Windows,
+    ablations,
+    arc_scores,
+    interval,
+    label,
+    of_text,
+    pruning,
+    repeated,
+    study,
+    token_classes,
+    written,
+)
+from lab.taps import changed, look, losses, mean_outputs, open_model, put, shares
+from model import GPT, ModelConfig
+from runtime.errors import UserError
+
+LETTERS = CharTokenizer(string.ascii_letters)
+V, PLACES = LETTERS.vocab_size, 110
+TOKEN, PLACE, BEFORE, GUESS = 0, V, V + PLACES, 2 * V + PLACES  # where in the stream what is written
+WIDTH = 3 * V + PLACES
+SHARP = 40.0
+
+
+def copier(source, target, size):
+    """A matrix that takes `size` numbers from one place of the stream to another."""
+    matrix = torch.zeros(WIDTH, WIDTH)
+    matrix[torch.arange(target, target + size), torch.arange(source, source + size)] = 1.0
+    return matrix
+
+
+@pytest.fixture(scope="module")
+def wired():
+    """An induction head by construction; head 1 of both layers does nothing.
+
+    Head 0 of layer 0 looks one place back and writes the token it finds there; head 0 of layer 1 looks for a place
+    before which the current token stands, and guesses the token that it finds.
+    """
+    model = GPT(ModelConfig(vocab_size=V, n_layer=2, n_head=2, head_dim=WIDTH, n_embd=WIDTH, d_ff=1, block_size=PLACES,
+                            positions="learned", norm="rmsnorm"))  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.zero_()
+        model.embed.weight[:, TOKEN : TOKEN + V] = torch.eye(V)
+        model.embed_position.weight[:, PLACE : PLACE + PLACES] = torch.eye(PLACES)
+        first, second = (block.attn for block in model.blocks)
+        back = torch.zeros(WIDTH, WIDTH)
+        back[torch.arange(PLACE, PLACE + PLACES - 1), torch.arange(PLACE + 1, PLACE + PLACES)] = SHARP
+        first.w_q.weight[:WIDTH] = back
+        first.w_k.weight[:WIDTH] = copier(PLACE, PLACE, PLACES)
+        first.w_v.weight[:WIDTH] = copier(TOKEN, BEFORE, V) / math.sqrt(WIDTH / 2)  # as the norm stretched it
+        first.w_o.weight[:, :WIDTH] = torch.eye(WIDTH)
+        second.w_q.weight[:WIDTH] = SHARP * copier(TOKEN, BEFORE, V)
+        second.w_k.weight[:WIDTH] = copier(BEFORE, BEFORE, V)
+        second.w_v.weight[:WIDTH] = copier(TOKEN, GUESS, V)
+        second.w_o.weight[:, :WIDTH] = torch.eye(WIDTH)
+        model.head.weight[:, GUESS : GUESS + V] = 20 * torch.eye(V)
+    return open_model(model)
+
+
+@pytest.fixture(scope="module")
+def found(wired):
+    draw = np.random.default_rng(1)
+    text = of_text(draw.integers(0, V, 1201).tolist(), 100, 8192)
+    return study(wired, LETTERS, text)
+
+
+def scores_of(found, layer, head):
+    (one,) = [h for h in found["heads"] if (h["layer"], h["head"]) == (layer, head)]
+    return one
+
+
+def test_the_wired_heads_are_found_and_named(found):
+    previous, induction = scores_of(found, 0, 0), scores_of(found, 1, 0)
+    assert previous["scores"]["previous token"]["value"] == pytest.approx(1, abs=1e-4)
+    assert previous["scores"]["largest on previous"]["value"] == 1
+    assert induction["scores"]["induction"]["value"] == pytest.approx(1, abs=1e-3)
+    assert induction["scores"]["duplicate token"]["value"] < 0.01
+    assert previous["label"].startswith("previous-token 1.00, chance 0.0")
+    assert induction["label"].startswith("induction 1.00, chance 0.0")
+    for layer in (0, 1):
+        idle = scores_of(found, layer, 1)
+        assert idle["label"] == "no known type"
+        assert idle["scores"]["entropy"]["value"] == pytest.approx(1)
+        assert idle["scores"]["previous token"]["value"] == pytest.approx(idle["scores"]["previous token"]["chance"])
+
+
+def test_the_induction_head_is_worth_the_repeats_and_an_idle_head_nothing(found):
+    assert found["random"]["length"] == 25
+    assert found["random"]["repeats"] < 0.1 and found["random"]["first"] > 2
+    assert scores_of(found, 1, 0)["repeats"]["mean"] > 3
+    assert scores_of(found, 0, 0)["repeats"]["mean"] > 3  # without it the other finds nothing
+    for layer in (0, 1):
+        assert scores_of(found, layer, 1)["repeats"] == {"mean": 0, "interval": [0, 0]}
+    worth = sorted(h["repeats"]["mean"] for h in found["heads"])
+    assert worth[-1] > 100 * max(abs(worth[1]), 0.01)
+
+
+def test_unlike_heads_are_far_apart_and_idle_ones_alike(found):
+    apart = np.array(found["divergence"])
+    assert apart[1, 3] == pytest.approx(0, abs=1e-9)  # both even
+    assert apart[0, 1] > 0.3
+    assert found["apart"]["all"] == pytest.approx((apart[0, 1] + apart[2, 3]) / 2)
+    assert found["apart"]["same_kv"] is None
+
+
+def small(**settings):
+    model = GPT(ModelConfig(**{"vocab_size": 30, "n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 12} | settings))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.copy_(torch.empty(parameter.shape).normal_(0, 0.4, generator=generator))
+    return open_model(model)
+
+
+LAYOUTS = [{}, {"n_kv_head": 2}, {"n_kv_head": 1}, {"head_dim": 8}, {"bias": True}, {"w_o": False}]
+EACH = [{"design": design} | layout for design in DESIGNS for layout in (LAYOUTS if design == "grouped" else [{}])]
+IDS = torch.randint(0, 30, (10,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("settings", EACH, ids=str)
+def test_every_design_shows_weights_outputs_and_exact_shares(settings):
+    model = small(**settings)
+    out = []
+    hooks = [block.attn.register_forward_hook(lambda m, a, o: out.append(o[0])) for block in model.blocks]
+    seen = look(model, IDS)
+    for hook in hooks:
+        hook.remove()
+    assert seen.weights.shape == (2, 4, 10, 10)
+    assert torch.equal(seen.weights.tril(), seen.weights)
+    assert torch.allclose(seen.weights.sum(-1), torch.ones(2, 4, 10, dtype=torch.float64), atol=1e-6)
+    for layer, block in enumerate(model.blocks):
+        joined = seen.outputs[layer].transpose(0, 1).flatten(1)
+        assert torch.allclose(block.attn.w_o(joined), out[layer], atol=1e-6)
+    bias = [getattr(block.attn.w_o, "bias", None) for block in model.blocks]
+    for place in (0, 9):
+        total = shares(model, seen.outputs, place).sum(dim=1)
+        for layer in range(2):
+            rest = 0 if bias[layer] is None else bias[layer]
+            assert torch.allclose(total[layer] + rest, out[layer][place], atol=1e-5)
+
+
+def test_opening_a_model_changes_nothing_of_what_it_says():
+    model = GPT(ModelConfig(vocab_size=30, n_layer=1, n_head=2, n_embd=16, block_size=12, dropout=0.3), seed=2).eval()
+    with torch.no_grad():
+        model.blocks[0].attn.w_o.weight.normal_(0, 0.3)
+        assert torch.allclose(open_model(model)(IDS[None]), model(IDS[None]), atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_head_put_to_zero_takes_exactly_its_slice_away():
+    model = small()
+    out = []
+    hook = model.blocks[1].attn.register_forward_hook(lambda m, a, o: out.append(o[0]))
+    seen = look(model, IDS)
+    zeros = torch.zeros(4, 4)
+    with changed(model, {1: put([2], zeros)}):
+        model(IDS[None])
+    hook.remove()
+    for place in range(10):
+        gone = shares(model, seen.outputs, place)[1, 2]
+        assert torch.allclose(out[0][place] - out[1][place], gone, atol=1e-5)
+    assert torch.equal(look(model, IDS).outputs, seen.outputs)  # and no hook is left behind
+
+
+def test_mean_ablation_puts_the_mean_over_the_tokens_there():
+    model = small()
+    x = torch.randint(0, 30, (5, 12), generator=torch.Generator().manual_seed(4))
+    means = mean_outputs(model, x, batch_size=2)
+    by_hand = torch.stack([look(model, row).outputs for row in x]).mean(dim=(0, 3))
+    assert torch.allclose(means, by_hand, atol=1e-6)
+    text = Windows(x[:, :-1], x[:, 1:])
+    (one,) = ablations(model, text, [(0, [1, 3])], means)
+    weight = model.blocks[0].attn.w_o.weight
+    moved = sum(weight[:, h * 4 : h * 4 + 4] @ means[0, h] for h in (1, 3))
+    with torch.no_grad():
+        before = losses(model, *text)
+        hook = model.blocks[0].attn.w_o.register_forward_pre_hook(
+            lambda m, args: torch.cat([args[0][..., :4] * 1, args[0][..., 4:8] * 0, args[0][..., 8:12] * 1,
+                                       args[0][..., 12:] * 0], dim=-1))  # fmt: skip
+        other = model.blocks[0].attn.w_o.register_forward_hook(lambda m, a, out: out + moved)
+        after = losses(model, *text)
+    hook.remove(), other.remove()
+    assert one.mean == pytest.approx(float((after - before).mean()), abs=1e-5)
+
+
+def test_losses_are_means_over_the_targets_that_count():
+    model = small()
+    y = IDS[None, 1:].clone()
+    y[:, :5] = IGNORED
+    with torch.no_grad():
+        logs = model(IDS[None, :-1])[0].log_softmax(-1)
+    expected = -sum(logs[i, IDS[i + 1]] for i in range(5, 9)) / 4
+    assert losses(model, IDS[None, :-1], y).item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_pruning_runs_from_none_to_all_in_the_given_order():
+    model = small()
+    text = Windows(IDS[None, :-1], IDS[None, 1:])
+    order = [(1, 3), (0, 0), (1, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
+    curve = pruning(model, text, order, torch.zeros(2, 4, 4))
+    assert curve[0] == {"removed": 0, "share": 0.0, "loss": pytest.approx(float(losses(model, *text)))}
+    (single,) = ablations(model, text, [(1, [3])], torch.zeros(2, 4, 4))
+    assert curve[1]["removed"] == 1
+    assert curve[1]["loss"] - curve[0]["loss"] == pytest.approx(single.mean)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.w_o.weight.zero_()
+    assert curve[-1]["removed"] == 8 and curve[-1]["loss"] == pytest.approx(float(losses(model, *text)))
+
+
+def test_the_bootstrap_interval_is_as_wide_as_the_standard_error_says():
+    differences = torch.randn(400, generator=torch.Generator().manual_seed(1)).double() * 2 + 5
+    low, high = interval(differences)
+    half = 1.96 * float(differences.std()) / 20
+    assert (low + high) / 2 == pytest.approx(float(differences.mean()), abs=0.03)
+    assert (high - low) / 2 == pytest.approx(half, rel=0.1)
+    assert interval(torch.tensor([1.0])) is None and interval(torch.ones(3)) == [1, 1]
+
+
+def test_random_text_repeats_tokens_that_the_text_has_and_asks_for_the_repeats():
+    text = of_text([i % 40 for i in range(500)], 100, 8192)
+    random, n = repeated(LETTERS, text, 128, seed=1)
+    assert n == 25 and random.x.shape == (16, 100)
+    for x, y in zip(random.x, random.y, strict=True):
+        assert len(set(x[1:26].tolist())) == 25 and max(x[1:]) < 40
+        assert torch.equal(x[26:51], x[1:26]) and torch.equal(x[76:], x[1:25])
+        assert (y[:25] == IGNORED).all() and torch.equal(y[25:99], x[26:]) and y[99] == x[25]
+    short, n = repeated(LETTERS, text, 32, seed=1)
+    assert n == 7 and short.x.shape == (16, 28)
+
+
+def test_classes_of_tokens():
+    tokenizer = CharTokenizer("a\n .\t")
+    classes = token_classes(tokenizer)
+    assert classes["newline"].tolist() == [False, True, False, False, False]
+    assert classes["space"].tolist() == [False, False, True, False, True]
+    assert classes["punctuation"].tolist() == [False, False, False, True, False]
+    assert token_classes(WordTokenizer(["a", "?"]))["punctuation"].tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [WordTokenizer(SENTENCE_WORDS), CharTokenizer(string.printable)], ids=lambda t: t.kind
+)
+def test_the_places_of_a_words_tokens_spell_the_word(tokenizer):
+    ids, places = written(EXAMPLE, tokenizer)
+    for word, at in zip(EXAMPLE.words[1:], places[1:], strict=True):
+        assert tokenizer.decode([ids[i] for i in at]).strip() == word
+    assert written(EXAMPLE, CharTokenizer("abc")) is None
+
+
+def test_arcs_are_met_by_a_head_that_looks_at_them():
+    """A model whose heads look 1 back and evenly meets none of the arcs and an even spread of them."""
+    tokenizer = WordTokenizer(SENTENCE_WORDS)
+    model = small(vocab_size=tokenizer.vocab_size, block_size=24)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.w_q.weight.zero_()
+    arcs = arc_scores(model, tokenizer, seed=1)
+    assert set(arcs) == {"verb to subject", "preposition to object", "pronoun to noun", "pronoun to cause", "answer"}
+    for arc in arcs.values():
+        assert torch.allclose(arc["weight"], torch.full((2, 4), arc["chance"], dtype=torch.float64), atol=1e-6)
+        assert (arc["met"] == 0).all()  # the largest of equal weights is the first, <s>, which no arc leads to
+    assert arcs["pronoun to cause"]["best_distance"] == 3 and arcs["pronoun to cause"]["best_distance_met"] == 1
+    assert arcs["verb to subject"]["best_distance_met"] < 0.9
+
+
+def test_a_label_needs_its_threshold_and_twice_chance():
+    def named(value, chance, name="previous token"):
+        return label({name: (value, chance)}, {}, 0, 0)
+
+    assert named(0.41, 0.04) == "previous-token 0.41, chance 0.04"
+    assert named(0.39, 0.04) == named(0.41, 0.3) == "no known type"
+    both = {"induction": (0.8, 0.1), "duplicate token": (0.5, 0.1)}
+    assert label(both, {}, 0, 0) == "induction 0.80, chance 0.10; duplicate-token 0.50, chance 0.10"
+    assert label({"space": (1.5, 1.0), "space weight": (0.6, 0.4)}, {}, 0, 0) == "no known type"
+    assert label({"space": (3.0, 1.0), "space weight": (0.6, 0.2)}, {}, 0, 0) == "space 0.60, 3.0 times its frequency"
+    arc = {"met": torch.tensor([[0.65]]), "best_distance_met": 0.6}
+    assert label({}, {"verb to subject": arc}, 0, 0) == "no known type"
+    arc["best_distance_met"] = 0.5
+    assert label({}, {"verb to subject": arc}, 0, 0) == "verb to subject 0.65, best fixed distance 0.50"
+
+
+def test_groups_of_query_heads_go_with_their_kv_head():
+    model = small(n_kv_head=2, vocab_size=V)
+    draw = np.random.default_rng(2)
+    text = of_text(draw.integers(0, V, 200).tolist(), 12, 8192)
+    kv_heads = study(model, LETTERS, text)["kv_heads"]
+    assert [(k["layer"], k["kv_head"], k["query_heads"]) for k in kv_heads] == [
+        (0, 0, [0, 1]), (0, 1, [2, 3]), (1, 0, [0, 1]), (1, 1, [2, 3])]  # fmt: skip
+    (both,) = ablations(model, text, [(1, [2, 3])], torch.zeros(2, 4, 4))
+    assert kv_heads[3]["zeroed"]["mean"] == pytest.approx(both.mean)
+    apart = study(model, LETTERS, text)["apart"]
+    assert apart["same_kv"] is not None and apart["other_kv"] is not None
+    assert apart["all"] == pytest.approx((apart["same_kv"] * 4 + apart["other_kv"] * 8) / 12)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, dataset):
+    """Two small trained runs on text and one on sentences."""
+    folder = tmp_path_factory.mktemp("runs")
+    prepare.main([str(folder / "probe-sentences")])
+    small = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--max_steps", "20", "--threads", "1"]
+    for name, extra in (("mha", []), ("mqa", ["--n_kv_head", "1"])):
+        train.main(["--dataset", dataset, "--block_size", "48", *small, *extra, "--out_dir", str(folder / name)])
+    train.main(["--dataset", str(folder / "probe-sentences"), *small, "--out_dir", str(folder / "sentences")])
+    return folder
+
+
+@pytest.mark.usefixtures("handlers_come_back")
+def test_heads_writes_a_page_and_its_figures(runs, capsys):
+    heads.main([str(runs / "mha"), "--eval_tokens", "500"])
+    printed = capsys.readouterr().out
+    assert "heads.html" in printed and "chance" in printed
+    saved = json.loads((runs / "mha" / "heads.json").read_text())
+    (run,) = saved["runs"]
+    assert len(run["heads"]) == 8 and run["tokens"] == 480 and run["arcs"] == {}
+    page = (runs / "mha" / "heads.html").read_text()
+    assert "previous token" in page and len(page) < 5e6
+
+
+@pytest.mark.usefixtures("handlers_come_back")
+def test_heads_compares_runs_side_by_side(runs, tmp_path):
+    heads.main(
+        [str(runs / "mha"), "--compare", str(runs / "mqa"), "--text", "abc abc abc", "--out_dir", str(tmp_path / "new")]
+    )
+    one, two = json.loads((tmp_path / "new" / "heads.json").read_text())["runs"]
+    assert one["kv_heads"] == [] and len(two["kv_heads"]) == 2
+    assert one["apart"]["same_kv"] is None and two["apart"]["other_kv"] is None
+    assert "Side by side" in (tmp_path / "new" / "heads.html").read_text()
+
+
+@pytest.mark.usefixtures("handlers_come_back")
+def test_sentences_are_shown_on_the_well_known_one(runs, tmp_path):
+    heads.main([str(runs / "sentences"), "--eval_tokens", "480", "--out_dir", str(tmp_path)])
+    (run,) = json.loads((tmp_path / "heads.json").read_text())["runs"]
+    assert set(run["arcs"]) >= {"verb to subject", "pronoun to noun"}
+    assert "tired" in (tmp_path / "heads.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["mha", "--text", "ab~"], "the text has '~'"),
+        (["mha", "--text", "a"], "fewer than two tokens"),
+        (["mha", "--compare", "mha"], "a run is named twice"),
+        (["nothing"], "no run in"),
+        (["mha", "--text", "ab", "--text_file", "x"], "leave one of them out"),
+        (["mha", "--eval_tokens", "1"], "eval_tokens must be at least 2"),
+    ],
+)
+def test_a_mistake_is_one_sentence(runs, words, told):
+    words = [str(runs / word) if word in ("mha", "nothing") else word for word in words]
+    with pytest.raises(UserError, match=told):
+        heads.main(words)
+
+
+def test_a_run_without_its_data_needs_a_text(runs, tmp_path):
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for part in (runs / "mha" / "last").rglob("*"):
+        (moved / "last").mkdir(exist_ok=True)
+        content = part.read_bytes()
+        if part.name == "meta.json":
+            meta = json.loads(content)
+            meta["dataset"]["name"] = "gone"
+            content = json.dumps(meta).encode()
+        (moved / "last" / part.name).write_bytes(content)
+    with pytest.raises(UserError, match="trained on gone, which is not here .*: give --text"):
+        heads.main([str(moved)])
+    heads.main([str(moved), "--text", "abcd abcd efgh abcd " * 5])
+    assert (moved / "heads.html").exists()
