@@ -135,6 +135,8 @@ def main(argv: list[str]) -> int:
         sample = write_sample(group[0].folder) if group else None
         entry |= analysis["designs"][entry["name"]] | {"runs": run_rows(group), "sample": sample}
     if config.rates:
+        best = ", ".join(f"{name} {plan.run.learning_rate:g}" for name, plan in plans.items())
+        results["adjusted"] = [*adjusted, f"learning rate: each design's best on seed {RATE_SEED}: {best}"]
         results["rates"] = rates_part(tried, RATE_SEED, plans, rate, analysis,
                                       analyse(metrics(by_design(common_runs)), baseline))  # fmt: skip
     if config.jobs > 1:

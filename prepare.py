@@ -347,7 +347,8 @@ def prepare_probe(config: PrepareConfig) -> None:
         meta = probes.write(folder.name, 1 if config.seed is None else config.seed, new)
         hashes = [part[key] for part in meta["splits"].values() for key in ("sha256", "sha256_counted")]
         fingerprint = data.fingerprint(Tokenizer.from_meta(meta["tokenizer"]), *hashes)
-        meta = {"format": data.FORMAT, "arguments": settings.as_dict(config), "fingerprint": fingerprint} | meta
+        own = {"format": data.FORMAT, "arguments": settings.as_dict(config), "fingerprint": fingerprint}
+        meta = own | meta
         (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
     for split, part in meta["splits"].items():
         print(f"{split}: {part['examples']:,} examples, {part['tokens']:,} tokens, of which {part['targets']:,} count")

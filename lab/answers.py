@@ -44,14 +44,14 @@ def finding(design: Design) -> str:
     text = f"{pair['mean']:+.4f} nats a token"
     if pair["interval"]:
         text += f", 95% interval {span(pair['interval'])} over {n}, adjusted p {p_text(pair['p_holm'])}; {n} find a "
-        text += f"true difference of {pair['smallest_detectable']:.4f} eight times in ten, and a smaller one less often"
+        text += f"true difference of {pair['smallest_detectable']:.4f} eight times in ten at this level of 5%"
     else:
         text += f" over {n}; fewer than 3 give no interval"
     if pair["not_settled"] and pair["detected"]:
-        found = "the p by itself finds no difference, of which the sign may turn by chance"
+        found = "the p by itself finds no difference, and so small a one may change its sign by chance"
         if pair["detected"] != "no difference detected":
             found = f"the p by itself says {pair['detected']}"
-        text += f". More training could change this: {pair['not_settled']} ({found})"
+        text += f". More training could change this, by the evaluations on the way: {pair['not_settled']} ({found})"
     return text + "."
 
 
@@ -114,7 +114,9 @@ def several_heads(results: Results, family: list[Design]) -> str:
     more = ""
     if best["n_head"] != most["n_head"]:
         gap = most["loss"]["mean"] - best["loss"]["mean"]
-        more = f" More heads are not always better: {most['name']} ends {gap:.4f} above {best['name']}."
+        more = f" More heads are not always better: {most['name']} ends {gap:.4f} above {best['name']}"
+        known = verdict(most, base) if best["name"] == base else ""
+        more += f" ({known})." if known else "."
     text = f"Mean losses: {join(losses)}. "
     one, several = family[0], [d for d in family if d["n_head"] > 1]
     if one["n_head"] != 1:
@@ -163,7 +165,7 @@ def trade(results: Results, design: Design, reference: Design) -> str:
     size, full = design["cache_bytes_per_token"], reference["cache_bytes_per_token"]
     ratio, gain = decode_gain(results, design, reference)
     brings = "decoding gets no faster at the largest size measured" if ratio else "what speed it brings is not known"
-    brings = "decoding does get faster" if ratio and ratio >= SAME else brings
+    brings = "decoding does get faster at the largest size measured" if ratio and ratio >= SAME else brings
     text = f"Loss against {reference['name']} {change:+.4f} nats a token ({interval}), or "
     text += f"{change / reference['loss']['mean']:+.2%}; cache {full / size:g} times smaller ({size:,} against "
     return text + f"{full:,} bytes a token); {gain}. {settled}, and {brings}."

@@ -180,7 +180,14 @@ def _rounds(design: str, measured: dict[str, float]) -> dict[str, Any]:
 def _loss(results: Results, names: list[str]) -> Panels:
     rows = [{"design": d["name"], **point} for d in trained(results) for point in d["curve"]]
     tips = _tips(design="design", tokens="tokens|,", mean="loss|.4f", low="less sd|.4f", high="plus sd|.4f", n="seeds")
-    return [_points(rows, names, TOKENS, _y(LOSS, zero=False), tips, band=True).properties(height=340)] if rows else []
+    if not rows:
+        return []
+    probe = results["dataset"].get("probe")
+    points = _points(rows, names, TOKENS, _y(LOSS, zero=False), tips, band=True)
+    if probe:  # its best possible loss is known
+        floor = _chart([{"floor": probe["floor"]}]).mark_rule(**ZERO)
+        points = floor.encode(y="floor:Q", tooltip=_tips(floor="floor|.4f")) + points
+    return [points.properties(height=340)]
 
 
 def _difference_curve(results: Results, names: list[str]) -> Panels:

@@ -143,7 +143,8 @@ function grid(box, names, point) {
       pen.save()
       pen.fillStyle = css(k === marked ? "--text" : "--soft")
       if (k === marked) pen.font = "bold " + pen.font
-      pen.translate(turned ? edge + (k + .5) * cell : edge - 5, turned ? size + 5 : (k + .5) * cell)
+      const along = Math.max(7, Math.min(size - 7, (k + .5) * cell))  // so that no name is cut at an end
+      pen.translate(turned ? edge + along : edge - 5, turned ? size + 5 : along)
       if (turned) pen.rotate(-Math.PI / 2)
       pen.fillText(short(names[k]), 0, 0)
       pen.restore()

@@ -20,8 +20,8 @@ from lab.charts import Design, Panels, Results, head_counts, speed_of
 from lab.page import CHARTS, SORTING, Cell, Rows, data_script, page, table
 from runtime.runs import write_whole
 
-TREND = """Is the difference growing or closing? (Here and in the curves, losses are over the part of the validation \
-split that is evaluated during training, so that they differ a little from the final ones.)"""
+TREND = """Is the difference growing or closing? No test stands behind these words. (Here and in the curves losses are \
+over the part of the validation split that is evaluated during training: they differ a little from the final ones.)"""
 
 Block = tuple[Any, ...]  # its kind, which `to_html` lists, and what belongs to it
 CAPTIONS = {
@@ -29,11 +29,12 @@ CAPTIONS = {
     "difference": "Loss minus the reference's at the end of training: the mean with its 95% interval, and below it "
     "each seed in grey. An interval that crosses the dashed line holds 0.",
     "difference-curve": "The same difference during training, with its 95% interval; early ones may leave the picture.",
-    "pareto": "Loss against the memory that decoding keeps for a token; rules are one standard deviation over seeds. "
-    "The dashed line is the Pareto front: for a hollow design another one has a lower mean loss in as few bytes.",
-    "decode": "Decoding speed against the tokens already in the cache; rules go from the slowest to the fastest round. "
+    "pareto": "Loss against the memory that decoding keeps for a token; error bars are one standard deviation over "
+    "seeds. The dashed line is the Pareto front: for a hollow design another one has a lower mean loss in the same or "
+    "fewer bytes, be the difference detected or not.",
+    "decode": "Decoding speed against the tokens already in the cache; error bars span slowest and fastest round. "
     "Hollow points, and grey ground, lie where batch x context < 6 n_embd and no gain is to be expected.",
-    "training": "Training speed, measured apart from the runs; rules go from the slowest to the fastest round.",
+    "training": "Training speed, measured apart from the runs; error bars go from the slowest to the fastest round.",
     "heads": "Loss (with one standard deviation over seeds) and training speed against the number of heads, where "
     "every head has a K and V of its own.",
 }
@@ -128,11 +129,15 @@ def speed_blocks(results: Results) -> list[Block]:
         f"Measured after training on {plural(speed['threads'], 'thread')}, designs in turn over {speed['rounds']} "
         "rounds: medians, with the slowest and the fastest round. Decoding makes one token at a time for every sequence"
         f" of the batch; prefill reads a prompt. The limits of this machine: {limits['matmul_gflops']:,.0f} GFLOP/s "
-        f"({limits['matmul']}) and {limits['read_gb_per_s']:.1f} GB/s ({limits['read']})."
+        f"({limits['matmul']}) and {limits['read_gb_per_s']:.1f} GB/s ({limits['read']}); more than 100% of it is read "
+        "from the processor's own cache. Speed depends on shapes alone, so contexts beyond the trained one are "
+        "measured too."
     )
     return [
         ("heading", "Speed"), ("text", told), ("picture", "decode"), ("text", f"* {speed['decode_gain']}"),
         ("table", list(grid.values())), ("picture", "training"), ("table", training),
+        ("text", "In decoding, queries that share a K and V are folded into rows (attention/kernel.py). PyTorch's "
+         "attention, below, is scaled_dot_product_attention with enable_gqa on the same tensors."),
         ("fold", "A decoding step, and its attention alone, over as many caches as there are layers", attention),
     ]  # fmt: skip
 
@@ -148,6 +153,14 @@ def rate_blocks(results: Results) -> list[Block]:
     common = f"At one common rate, {rates['common']:g}, the order from the lowest mean loss is "
     common += f"{join(rates['order_at_common'])}, "
     common += f"which differs from {join(rates['order'])} at the best rates." if rates["differs"] else "the same."
+    means = {d["name"]: d["loss"]["mean"] for d in results["designs"]}
+    for c in rates["at_common"]:
+        name, best = c["name"], rates["best"].get(c["name"], rates["common"])
+        if best != rates["common"] and c["mean"] is not None and means[name] is not None and c["mean"] < means[name]:
+            common += (
+                f" For {name} the seed that rates were chosen on misled: it preferred {best:g}, and over the reported "
+                f"seeds {rates['common']:g} ends {means[name] - c['mean']:.4f} lower."
+            )
     tried: Rows = [
         {"design": name, **{f"loss at {rate:g}": number(losses.get(f"{rate:g}"), ".4f") for rate in rates["tried"]},
          "chosen": number(rates["best"].get(name), "g")} for name, losses in rates["losses"].items()
@@ -171,13 +184,20 @@ def how_to_read(results: Results, comparisons: int) -> list[Block]:
         "above 0 is worse than the reference. Differences are taken seed by seed: at one seed all designs saw the same "
         "tokens in the same order, so that their differences may vary less than their losses."
     )
+    if probe := data.get("probe"):
+        told += (
+            f" The best possible loss is known: {probe['floor']:g} on the words that count (the dashed line), and "
+            f"{probe['guess']:.4f} for a guess that looks at nothing."
+        )
     if r["vary"]:
         told += f" Varied: {'; '.join(f'{name} {join(values)}' for name, values in r['vary'].items())}."
     judged = (
         "Intervals are over seeds: they tell how far the luck of initial values and data order may have moved a mean, "
         "for this text and this training length, and nothing about other texts or longer training. They are 95% "
         "t-intervals, unadjusted for the number of designs; the verdict comes from the Holm-adjusted p, at 5% over "
-        f"{plural(comparisons, 'comparison')}, so that an interval may leave 0 out and no difference be detected."
+        f"{plural(comparisons, 'comparison')}, so that an interval may leave 0 out and no difference be detected. "
+        'Whatever its p, a verdict reads "not settled at this length" where the mean difference had another sign half '
+        "way than at the end, or where the reference's loss still fell by more than 0.05 over the last quarter."
     )
     if len(r["seeds"]) < 3:
         judged = f"With {seeds} there is no interval, no p and no verdict: that takes 3 seeds."
@@ -228,7 +248,7 @@ def document(results: Results) -> list[Block]:
                 for d in rivals if (pair := d["against_baseline"]) and pair["pooled"]]  # fmt: skip
         blocks += [("heading", "Pooled analysis"), ("text", text.strip()), ("table", rows)]
     blocks += rate_blocks(r)
-    convention = {"width": "width: only the design differs, and with it the number of parameters may",
+    convention = {"width": "width: what the design files change and nothing else, so that parameters may differ",
                   "params": "params: d_ff was adjusted until total parameters agree"}[r["match"]]  # fmt: skip
     blocks += [("heading", "What was held equal, and what was adjusted"),
                ("items", [("Matched by", convention), *(("Held equal:", text) for text in r["held_equal"]),

@@ -71,8 +71,8 @@ def choose(
 
 def default_start(tokenizer: Tokenizer) -> list[int]:
     """What every tokenizer can begin with: a blank line, or the end of the text before, or id 0."""
-    if not tokenizer.unknown("\n"):
-        return tokenizer.encode("\n\n").tolist()  # where a paragraph, in a play a speaker's name, begins
+    if not tokenizer.unknown("\n") and (blank := tokenizer.encode("\n\n").tolist()):
+        return blank  # where a paragraph, in a play a speaker's name, begins
     return [tokenizer.end_id or 0]
 
 

@@ -277,6 +277,12 @@ def test_rates_say_seed_choice_and_whether_the_order_differs(tmp_path):
         "mean": 1.75, "sd": 0.01, "difference": 0.05, "interval": [0.01, 0.09], "p_holm": 0.00001, "verdict": "worse"
     }  # fmt: skip
     assert "| mqa | 1.7500 ± 0.0100 | +0.0500 | +0.0100 to +0.0900 | &lt;0.0001 | worse |" in text_of(results)
+    assert "misled" not in text
+    results["rates"]["best"] = results["rates"]["best"] | {"mqa": 0.001}
+    assert "misled" not in text_of(results)  # the common rate ends higher
+    results["rates"]["at_common"][4]["mean"] = 1.6
+    lower = next(d for d in results["designs"] if d["name"] == "mqa")["loss"]["mean"] - 1.6
+    assert f"it preferred 0.001, and over the reported seeds 0.003 ends {lower:.4f} lower" in text_of(results)
     results["rates"] |= {"differs": False}
     assert "mha and single-head, the same." in text_of(results)
 
@@ -295,6 +301,15 @@ def test_equal_cache_failures_settings_and_machine_are_told(tmp_path):
     ):  # fmt: skip
         assert said in text
     assert "## Speed\n\nTwo jobs ran at once." in text_of(make_results(tmp_path, speed=False))
+
+
+def test_the_floor_of_a_probe_is_told_and_drawn(tmp_path):
+    results = make_results(tmp_path)
+    assert "best possible loss" not in text_of(results)
+    before = json.dumps(charts.draw(results)["loss"][0].to_dict())
+    results["dataset"]["probe"] = {"floor": 0.125, "guess": 2.7725, "length": 32, "about": "", "seed": 1}
+    assert "known: 0.125 on the words that count (the dashed line), and 2.7725 for a guess" in text_of(results)
+    assert '"floor": 0.125' in json.dumps(charts.draw(results)["loss"][0].to_dict()) and '"floor"' not in before
 
 
 def test_small_decode_sizes_are_marked_in_table_and_chart(tmp_path):
