@@ -113,7 +113,7 @@ def main(argv: list[str]) -> None:
     write_whole(out_dir / "heads.json", json.dumps(saved(parts), indent=1, allow_nan=False))
     for note in write_page(page_content(parts), out_dir / "heads.html"):
         print(note, file=sys.stderr)
-    show(parts, Console())
+    show(parts, Console() if sys.stdout.isatty() else Console(width=120))
     print(f"page: {out_dir / 'heads.html'}")
 
 

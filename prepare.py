@@ -66,7 +66,7 @@ class PrepareConfig:
             probes.probe(Path(self.name).name)
             own = {"name", "seed"}
             for name, value in settings.as_dict(self).items():
-                if name not in own and value != self.__dataclass_fields__[name].default:
+                if name not in own and value != getattr(PrepareConfig, name):
                     raise ValueError(f"{name} is for text, and {self.name} is generated: leave it out")
         elif self.seed is not None:
             raise ValueError("--seed is for probes, which are drawn by chance: leave it out")
@@ -347,8 +347,8 @@ def prepare_probe(config: PrepareConfig) -> None:
         meta = probes.write(folder.name, 1 if config.seed is None else config.seed, new)
         hashes = [part[key] for part in meta["splits"].values() for key in ("sha256", "sha256_counted")]
         fingerprint = data.fingerprint(Tokenizer.from_meta(meta["tokenizer"]), *hashes)
-        own = {"format": data.FORMAT, "arguments": settings.as_dict(config), "fingerprint": fingerprint}
-        meta = own | meta
+        own: dict[str, Any] = {"format": data.FORMAT, "arguments": settings.as_dict(config), "fingerprint": fingerprint}
+        meta = {**own, **meta}
         (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
     for split, part in meta["splits"].items():
         print(f"{split}: {part['examples']:,} examples, {part['tokens']:,} tokens, of which {part['targets']:,} count")
