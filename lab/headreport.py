@@ -12,13 +12,12 @@ from rich.table import Table
 
 from data.tokenizer import Tokenizer
 from lab.charts import to_svg
-from lab.headstudy import DEFINITIONS, NAMED_FROM, OVER_DISTANCE, TIMES_CHANCE
+from lab.headstudy import DEFINITIONS, NAMED_FROM, OVER_DISTANCE, TIMES_CHANCE, UNNAMED
 from lab.taps import Seen, shares
 from model import GPT
 from runtime.settings import as_dict
 
 W_O_FLOATS = 125_000  # of all runs: about two thirds of a megabyte in the page
-UNNAMED = "no known type"
 
 
 class Part(NamedTuple):
@@ -168,6 +167,14 @@ def tables(part: Part, alone: bool) -> list[dict[str, Any]]:
                 "chance": cell(best["chance"], ".2f"),
             })  # fmt: skip
     found = [{"title": f"Every head{of}", "text": "Heads are layer.head. Scores are defined below.", "rows": rows}]
+    if part.study["types"]:
+        text = "Heads of one type may stand in for each other, so that none is missed alone: all of them zeroed at once."
+        type_rows = [
+            {"type": t["type"], "heads": ", ".join(f"{layer}.{head}" for layer, head in t["heads"]),
+             "zeroed": spread(t["zeroed"]), "repeats": spread(t["repeats"])}
+            for t in part.study["types"]
+        ]  # fmt: skip
+        found.append({"title": f"Every type{of}", "text": text, "rows": type_rows})
     if part.study["kv_heads"]:
         text = "What a K/V head is worth with all the query heads that read it: they can only go together."
         kv_rows = [

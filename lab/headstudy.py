@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ SAMPLES = 16  # windows of text, and random texts, that scores are means over
 SENTENCES = 100
 RANDOM, REPEATS = 25, 4  # tokens that are written so many times (Olsson et al. 2022)
 NAMED_FROM, TIMES_CHANCE = 0.4, 2.0  # a head is called by a score of at least this, and this many times chance
+UNNAMED = "no known type"
 OVER_DISTANCE = 0.1  # or by an arc that it meets this much more often than the best fixed distance (Voita et al. 2019)
 
 DEFINITIONS = {
@@ -76,7 +78,7 @@ def repeated(tokenizer: Tokenizer, text: Windows, block_size: int, seed: int) ->
     """Random tokens written again and again behind a start, (SAMPLES, 1 + REPEATS * n); and n.
 
     Tokens are those of the text without its commonest and rarest tenth, each once in a stretch. Only the repeats
-    count as targets.
+    count as targets, from the second token of the first one on.
     """
     seen, counts = text.x.unique(return_counts=True)
     ranked = seen[counts.argsort()]
@@ -88,7 +90,7 @@ def repeated(tokenizer: Tokenizer, text: Windows, block_size: int, seed: int) ->
     block = torch.stack(rows)
     start = torch.full((SAMPLES, 1), default_start(tokenizer)[-1])
     x, y = torch.cat((start, block), dim=1)[:, :-1], block.clone()
-    y[:, :n] = IGNORED
+    y[:, : n + 1] = IGNORED  # that the stretch begins again cannot be known at its first token
     return Windows(x, y), n
 
 
@@ -189,23 +191,25 @@ def pattern_scores(
     return named, torch.stack(apart).mean(0)
 
 
-def label(of_head: dict[str, tuple[float, float]], arcs: dict[str, dict[str, Any]], layer: int, head: int) -> str:
-    """What a head may be called, in words, strongest first; "no known type" if no score clears its threshold."""
+def types_of(
+    of_head: dict[str, tuple[float, float]], arcs: dict[str, dict[str, Any]], layer: int, head: int
+) -> list[tuple[str, str]]:
+    """What a head may be called and why, in words, strongest first; nothing if no score clears its threshold."""
     clear = []
     for name in ("previous token", "duplicate token", "induction", "first token"):
         value, chance = of_head.get(name, (0.0, 1.0))
         if value >= NAMED_FROM and value >= TIMES_CHANCE * chance:
-            clear.append((value, f"{name.replace(' ', '-')} {value:.2f}, chance {chance:.2f}"))
+            clear.append((value, name, f"{name.replace(' ', '-')} {value:.2f}, chance {chance:.2f}"))
     for name in ("newline", "space", "punctuation"):
         ratio, _ = of_head.get(name, (0.0, 1.0))
         weight = of_head.get(f"{name} weight", (0.0, 0.0))[0]
         if weight >= NAMED_FROM and ratio >= TIMES_CHANCE:
-            clear.append((weight, f"{name} {weight:.2f}, {ratio:.1f} times its frequency"))
+            clear.append((weight, name, f"{name} {weight:.2f}, {ratio:.1f} times its frequency"))
     for kind, arc in arcs.items():
         met, best = float(arc["met"][layer, head]), arc["best_distance_met"]
         if met >= NAMED_FROM and met >= best + OVER_DISTANCE:
-            clear.append((met, f"{kind} {met:.2f}, best fixed distance {best:.2f}"))
-    return "; ".join(text for _, text in sorted(clear, reverse=True)) or "no known type"
+            clear.append((met, kind, f"{kind} {met:.2f}, best fixed distance {best:.2f}"))
+    return [(name, text) for _, name, text in sorted(clear, reverse=True)]
 
 
 def interval(differences: Tensor) -> list[float] | None:
@@ -226,31 +230,39 @@ class Ablation(NamedTuple):
     interval: list[float] | None
 
 
+Heads = Sequence[tuple[int, int]]  # (layer, head) each
+
+
+def without(model: GPT, heads: Heads, values: Tensor) -> AbstractContextManager[None]:
+    """Within the block the outputs of these heads are `values` (n_layer, n_head, width)."""
+    gone: dict[int, list[int]] = {}
+    for layer, head in heads:
+        gone.setdefault(layer, []).append(head)
+    return changed(model, {layer: put(some, values[layer]) for layer, some in gone.items()})
+
+
 def ablations(
-    model: GPT, text: Windows, groups: Sequence[tuple[int, list[int]]], values: Tensor, whole: Tensor | None = None
+    model: GPT, text: Windows, groups: Sequence[Heads], values: Tensor, whole: Tensor | None = None
 ) -> list[Ablation]:
-    """What each group of heads, (layer, heads), is worth: its outputs become `values` (n_layer, n_head, width).
+    """What each group of heads is worth: its outputs become `values`, zeros or means, (n_layer, n_head, width).
 
     `whole` is the unchanged model's loss by window, if it is known already.
     """
     whole = losses(model, *text) if whole is None else whole
     found = []
-    for layer, heads in groups:
-        with changed(model, {layer: put(heads, values[layer])}):
+    for heads in groups:
+        with without(model, heads, values):
             difference = losses(model, *text) - whole
         found.append(Ablation(float(difference.mean()), interval(difference)))
     return found
 
 
-def pruning(model: GPT, text: Windows, order: Sequence[tuple[int, int]], values: Tensor) -> list[dict[str, float]]:
-    """Loss against the share of heads zeroed, (layer, head) in the given order: none, then every tenth, to all."""
+def pruning(model: GPT, text: Windows, order: Heads, values: Tensor) -> list[dict[str, float]]:
+    """Loss against the share of heads removed, in the given order: none, then every tenth, to all."""
     counts = sorted({round(len(order) * tenth / 10) for tenth in range(11)})
     curve = []
     for count in counts:
-        gone: dict[int, list[int]] = {}
-        for layer, head in order[:count]:
-            gone.setdefault(layer, []).append(head)
-        with changed(model, {layer: put(heads, values[layer]) for layer, heads in gone.items()}):
+        with without(model, order[:count], values):
             curve.append({"removed": count, "share": count / len(order), "loss": float(losses(model, *text).mean())})
     return curve
 
@@ -270,7 +282,7 @@ def study(
     arcs = arc_scores(model, tokenizer, seed)
     means = mean_outputs(model, text.x)
     zeros = torch.zeros_like(means)
-    each = [(layer, [head]) for layer in range(n_layer) for head in range(n_head)]
+    each = [[(layer, head)] for layer in range(n_layer) for head in range(n_head)]
     whole = losses(model, *text)
     progress(0.4, "removing heads")
     zeroed, averaged = ablations(model, text, each, zeros, whole), ablations(model, text, each, means, whole)
@@ -279,10 +291,12 @@ def study(
     repeats = ablations(model, random, each, zeros, on_random)
     first = Windows(random.x[:, :n], random.x[:, 1 : n + 1])
     heads: list[dict[str, Any]] = []
-    for number, (layer, (head,)) in enumerate(each):
+    for number, ((layer, head),) in enumerate(each):
         of_head = {name: (float(value[layer, head]), chance) for name, (value, chance) in named.items()}
+        names = types_of(of_head, arcs, layer, head)
         heads.append({
-            "layer": layer, "head": head, "kv_head": head // group, "label": label(of_head, arcs, layer, head),
+            "layer": layer, "head": head, "kv_head": head // group, "types": [name for name, _ in names],
+            "label": "; ".join(text for _, text in names) or UNNAMED,
             "scores": {name: {"value": value, "chance": chance} for name, (value, chance) in of_head.items()},
             "arcs": {kind: {"weight": float(arc["weight"][layer, head]), "met": float(arc["met"][layer, head])}
                      for kind, arc in arcs.items()},
@@ -294,13 +308,24 @@ def study(
     kv_heads = []
     if group > 1:
         groups = [
-            (layer, list(range(kv * group, (kv + 1) * group))) for layer in range(n_layer) for kv in range(n_kv_head)
+            [(layer, head) for head in range(kv * group, (kv + 1) * group)]
+            for layer in range(n_layer) for kv in range(n_kv_head)
         ]
-        for (layer, members), zero, mean in zip(groups, ablations(model, text, groups, zeros, whole),
-                                                ablations(model, text, groups, means, whole), strict=True):  # fmt: skip
-            kv_heads.append({"layer": layer, "kv_head": members[0] // group, "query_heads": members,
+        for members, zero, mean in zip(groups, ablations(model, text, groups, zeros, whole),
+                                       ablations(model, text, groups, means, whole), strict=True):  # fmt: skip
+            kv_heads.append({"layer": members[0][0], "kv_head": members[0][1] // group,
+                             "query_heads": [head for _, head in members],
                              "zeroed": zero._asdict(), "mean": mean._asdict()})  # fmt: skip
+    # Heads of one type may stand in for each other, so that none of them is missed alone: what are all of them worth?
+    types: dict[str, list[tuple[int, int]]] = {}
+    for h in heads:
+        for name in h["types"]:
+            types.setdefault(name, []).append((h["layer"], h["head"]))
+    together = zip(types.items(), ablations(model, text, list(types.values()), zeros, whole),
+                   ablations(model, random, list(types.values()), zeros, on_random), strict=True)  # fmt: skip
     return {
+        "types": [{"type": name, "heads": members, "zeroed": zero._asdict(), "repeats": repeat._asdict()}
+                  for (name, members), zero, repeat in together],
         "loss": float(whole.mean()), "tokens": int((text.y != IGNORED).sum()), "windows": len(text.x),
         "random": {"first": float(losses(model, *first).mean()), "repeats": float(on_random.mean()), "length": n},
         "heads": heads, "kv_heads": kv_heads, "divergence": apart.tolist(),

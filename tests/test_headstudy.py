@@ -20,12 +20,12 @@ from lab.headstudy import (
     ablations,
     arc_scores,
     interval,
-    label,
     of_text,
     pruning,
     repeated,
     study,
     token_classes,
+    types_of,
     written,
 )
 from lab.taps import changed, look, losses, mean_outputs, open_model, put, shares
@@ -114,6 +114,16 @@ def test_the_induction_head_is_worth_the_repeats_and_an_idle_head_nothing(found)
     assert worth[-1] > 100 * max(abs(worth[1]), 0.01)
 
 
+def test_heads_of_one_type_are_also_taken_away_together(wired, found):
+    types = {t["type"]: t for t in found["types"]}
+    assert types["induction"]["heads"] == [(1, 0)] and types["previous token"]["heads"] == [(0, 0)]
+    assert types["induction"]["repeats"] == scores_of(found, 1, 0)["repeats"]
+    text = of_text([1, 2, 3, 1, 2, 3, 1, 2, 3], 8, 8192)
+    (both,) = ablations(wired, text, [[(0, 0), (1, 0)]], torch.zeros(2, 2, WIDTH))
+    before = float(losses(wired, *text).mean())
+    assert before + both.mean == pytest.approx(math.log(V), abs=1e-3)  # without them every letter is as likely
+
+
 def test_unlike_heads_are_far_apart_and_idle_ones_alike(found):
     apart = np.array(found["divergence"])
     assert apart[1, 3] == pytest.approx(0, abs=1e-9)  # both even
@@ -189,7 +199,7 @@ def test_mean_ablation_puts_the_mean_over_the_tokens_there():
     by_hand = torch.stack([look(model, row).outputs for row in x]).mean(dim=(0, 3))
     assert torch.allclose(means, by_hand, atol=1e-6)
     text = Windows(x[:, :-1], x[:, 1:])
-    (one,) = ablations(model, text, [(0, [1, 3])], means)
+    (one,) = ablations(model, text, [[(0, 1), (0, 3)]], means)
     weight = model.blocks[0].attn.w_o.weight
     moved = sum(weight[:, h * 4 : h * 4 + 4] @ means[0, h] for h in (1, 3))
     with torch.no_grad():
@@ -219,7 +229,7 @@ def test_pruning_runs_from_none_to_all_in_the_given_order():
     order = [(1, 3), (0, 0), (1, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
     curve = pruning(model, text, order, torch.zeros(2, 4, 4))
     assert curve[0] == {"removed": 0, "share": 0.0, "loss": pytest.approx(float(losses(model, *text)))}
-    (single,) = ablations(model, text, [(1, [3])], torch.zeros(2, 4, 4))
+    (single,) = ablations(model, text, [[(1, 3)]], torch.zeros(2, 4, 4))
     assert curve[1]["removed"] == 1
     assert curve[1]["loss"] - curve[0]["loss"] == pytest.approx(single.mean)
     with torch.no_grad():
@@ -244,7 +254,7 @@ def test_random_text_repeats_tokens_that_the_text_has_and_asks_for_the_repeats()
     for x, y in zip(random.x, random.y, strict=True):
         assert len(set(x[1:26].tolist())) == 25 and max(x[1:]) < 40
         assert torch.equal(x[26:51], x[1:26]) and torch.equal(x[76:], x[1:25])
-        assert (y[:25] == IGNORED).all() and torch.equal(y[25:99], x[26:]) and y[99] == x[25]
+        assert (y[:26] == IGNORED).all() and torch.equal(y[26:99], x[27:]) and y[99] == x[25]
     short, n = repeated(LETTERS, text, 32, seed=1)
     assert n == 7 and short.x.shape == (16, 28)
 
@@ -285,17 +295,20 @@ def test_arcs_are_met_by_a_head_that_looks_at_them():
 
 
 def test_a_label_needs_its_threshold_and_twice_chance():
+    def label(*of):
+        return "; ".join(text for _, text in types_of(*of))
+
     def named(value, chance, name="previous token"):
         return label({name: (value, chance)}, {}, 0, 0)
 
     assert named(0.41, 0.04) == "previous-token 0.41, chance 0.04"
-    assert named(0.39, 0.04) == named(0.41, 0.3) == "no known type"
+    assert named(0.39, 0.04) == named(0.41, 0.3) == ""
     both = {"induction": (0.8, 0.1), "duplicate token": (0.5, 0.1)}
     assert label(both, {}, 0, 0) == "induction 0.80, chance 0.10; duplicate-token 0.50, chance 0.10"
-    assert label({"space": (1.5, 1.0), "space weight": (0.6, 0.4)}, {}, 0, 0) == "no known type"
+    assert label({"space": (1.5, 1.0), "space weight": (0.6, 0.4)}, {}, 0, 0) == ""
     assert label({"space": (3.0, 1.0), "space weight": (0.6, 0.2)}, {}, 0, 0) == "space 0.60, 3.0 times its frequency"
     arc = {"met": torch.tensor([[0.65]]), "best_distance_met": 0.6}
-    assert label({}, {"verb to subject": arc}, 0, 0) == "no known type"
+    assert label({}, {"verb to subject": arc}, 0, 0) == ""
     arc["best_distance_met"] = 0.5
     assert label({}, {"verb to subject": arc}, 0, 0) == "verb to subject 0.65, best fixed distance 0.50"
 
@@ -307,7 +320,7 @@ def test_groups_of_query_heads_go_with_their_kv_head():
     kv_heads = study(model, LETTERS, text)["kv_heads"]
     assert [(k["layer"], k["kv_head"], k["query_heads"]) for k in kv_heads] == [
         (0, 0, [0, 1]), (0, 1, [2, 3]), (1, 0, [0, 1]), (1, 1, [2, 3])]  # fmt: skip
-    (both,) = ablations(model, text, [(1, [2, 3])], torch.zeros(2, 4, 4))
+    (both,) = ablations(model, text, [[(1, 2), (1, 3)]], torch.zeros(2, 4, 4))
     assert kv_heads[3]["zeroed"]["mean"] == pytest.approx(both.mean)
     apart = study(model, LETTERS, text)["apart"]
     assert apart["same_kv"] is not None and apart["other_kv"] is not None
