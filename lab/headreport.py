@@ -168,7 +168,7 @@ def tables(part: Part, alone: bool) -> list[dict[str, Any]]:
             })  # fmt: skip
     found = [{"title": f"Every head{of}", "text": "Heads are layer.head. Scores are defined below.", "rows": rows}]
     if part.study["types"]:
-        text = "Heads of one type may stand in for each other, so that none is missed alone: all of them zeroed at once."
+        text = "Heads of one type may stand in for each other, so that none is missed alone: all of them zeroed."
         type_rows = [
             {"type": t["type"], "heads": ", ".join(f"{layer}.{head}" for layer, head in t["heads"]),
              "zeroed": spread(t["zeroed"]), "repeats": spread(t["repeats"])}
