@@ -38,6 +38,9 @@ TOKENFILE = ["tests/test_tokenfile.py"]
 SETTINGS = ["tests/test_settings.py"]
 LOGBOOK = ["tests/test_logbook.py"]
 GENERATE = ["tests/test_generate.py"]
+PROBES = ["tests/test_probes.py"]
+HEADSCORES = ["tests/test_headscores.py"]
+HEADSTUDY = ["tests/test_headstudy.py"]
 STATS = ["tests/test_stats.py"]
 SPEED = ["tests/test_speed.py"]
 DESIGNS = ["tests/test_designs.py"]
@@ -105,7 +108,8 @@ MUTANTS = [
     ("FLOPs leave out the backward pass", "model.py", "return 6 * weights", "return 2 * weights", MODEL),
     ("dropout is not keyed to the step", "train.py",
      "                torch.manual_seed(stable_seed(config.seed, step, micro))", "                pass", TRAIN),
-    ("the loss is not divided by accumulation", "train.py", "forward(x, y) / accumulation", "forward(x, y)", TRAIN),
+    ("slices of a batch are means of their own", "train.py", 'forward(x, y, reduction="sum") / counted',
+     'forward(x, y) / accumulation', PROBES),
     ("every micro-batch is the first", "train.py", "slice(micro * config.micro_batch_size, (micro + 1)",
      "slice(0, (0 + 1)", TRAIN),
     ("the optimiser's state is not resumed", "train.py",
@@ -122,7 +126,8 @@ MUTANTS = [
     ("the last partial window is dropped", "runtime/evaluate.py", "while at < stop:",
      "while stop - at >= block_size:", EVALUATE),
     ("dropout stays on in evaluation", "runtime/evaluate.py", "    model.eval()\n", "", EVALUATE),
-    ("bits per byte count the inputs", "runtime/evaluate.py", "token_bytes[ids[1:]]", "token_bytes[ids[:-1]]", EVALUATE),
+    ("bits per byte count the inputs", "runtime/evaluate.py", "int(token_bytes[counted].sum())",
+     "int(token_bytes[ids[targets != IGNORED]].sum())", EVALUATE),
     ("a save is renamed before it is synced", "runtime/checkpoint.py", "        os.fsync(file.fileno())\n", "", CHECKPOINT),
     ("a save deletes the former one first", "runtime/checkpoint.py", "        os.rename(folder, old)  #",
      "        shutil.rmtree(folder)  #", CHECKPOINT),
@@ -134,14 +139,14 @@ MUTANTS = [
      "default_rng((self.seed, 0))", LOADER),
     ("every seed has the same order", "data/loader.py", "default_rng((self.seed, number))",
      "default_rng((0, number))", LOADER),
-    ("targets are the inputs", "data/loader.py", "both[:, 1:].contiguous()", "both[:, :-1].contiguous()", LOADER),
+    ("targets are the inputs", "data/tokenfile.py", "targets = ids[1:].copy()", "targets = ids[:-1].copy()", LOADER),
     ("a token file's length is not checked", "data/tokenfile.py", "if size != expected:", "if False:", TOKENFILE),
     ("a token file gets its name before it is synced", "data/tokenfile.py",
      "                os.fsync(file.fileno())\n", "                pass\n", TOKENFILE),
-    ("an earlier settings file wins", "runtime/settings.py", 'given |= _checked(read_toml(file), kinds, f"{file}: ")',
-     'given = _checked(read_toml(file), kinds, f"{file}: ") | given', SETTINGS),
-    ("files win over the shell", "runtime/settings.py", "    given |= _checked(flags, kinds)\n",
-     "    given = _checked(flags, kinds) | given\n", SETTINGS),
+    ("an earlier settings file wins", "runtime/settings.py", "given |= read_file(file, *classes)",
+     "given = read_file(file, *classes) | given", SETTINGS),
+    ("files win over the shell", "runtime/settings.py", "return given | _checked(flags, kinds)",
+     "return _checked(flags, kinds) | given", SETTINGS),
     ("true is a whole number", "runtime/settings.py", "type(value) is self.type", "isinstance(value, self.type)", SETTINGS),
     ("rows of steps that were never saved stay in the log", "runtime/logbook.py", 'if step < last_step or',
      'if step < 10**9 or', LOGBOOK),
@@ -170,10 +175,22 @@ MUTANTS = [
      "base | flags | (contents(file) if file else {})", DESIGNS),
     ("a run is finished before its last evaluation", "lab/sweep.py", ' and row.get("val_tokens") == self.val_tokens', "", COMPARE),
     ("what is finished is trained again", "lab/sweep.py", "                    if run.finished():", "                    if False:", COMPARE),
-    ("another setting joins the same folder", "lab/sweep.py", "                if was != now[key]:", "                if False:", COMPARE),
+    ("another setting joins the same folder", "lab/sweep.py", "        if was != now:", "        if False:", COMPARE),
     ("threads are mixed", "lab/plans.py", "        if given not in (None, saved):", "        if False:", COMPARE),
-    ("parameters are matched to a tenth", "lab/plans.py", "abs(count / target - 1) > 0.005", "abs(count / target - 1) > 1", COMPARE),
+    ("parameters are matched to a tenth", "lab/plans.py", "abs(total / target - 1) > 0.005", "abs(total / target - 1) > 1", COMPARE),
     ("rates are chosen on a reported seed", "compare.py", "RATE_SEED = 0", "RATE_SEED = 1", COMPARE),
+    ("fillers of recall are any values", "data/probes.py", "np.take_along_axis(values, random.integers(0, pairs, (count, length)), axis=1)",
+     "random.integers(1 + half, 1 + 2 * half, (count, length))", PROBES),
+    ("every word of a probe counts", "data/tokenfile.py", "        if self.counted:\n            targets", "        if False:\n            targets", PROBES),
+    ("windows cut a probe's examples", "data/loader.py", "0 if self.tokens.counted else offset", "offset", PROBES),
+    ("induction looks at the same token", "lab/headscores.py", "duplicates(ids).roll(1, dims=1)", "duplicates(ids).roll(0, dims=1)", HEADSCORES),
+    ("queries with nothing to find count", "lab/headscores.py", "[..., asked].mean(dim=-1)", ".mean(dim=-1)", HEADSCORES),
+    ("a class is not weighed by its frequency", "lab/headscores.py", "return weight / share if", "return weight if", HEADSCORES),
+    ("the bias is a share of a head", "lab/taps.py", "found.append(out[:-1] - out[-1])", "found.append(out[:-1])", HEADSTUDY),
+    ("heads are zeroed where they should be means", "lab/headstudy.py", "put(some, values[layer])", "put(some, 0 * values[layer])", HEADSTUDY),
+    ("a name needs no more than its threshold", "lab/headstudy.py", "value >= NAMED_FROM and value >= TIMES_CHANCE * chance", "value >= NAMED_FROM", HEADSTUDY),
+    ("heads of a type go one by one", "lab/headstudy.py", "ablations(model, random, list(types.values()), zeros, on_random)",
+     "ablations(model, random, [[g[0]] for g in types.values()], means, on_random)", HEADSTUDY),
 ]  # fmt: skip
 
 
