@@ -122,13 +122,13 @@ class ByteTokenizer(Tokenizer):
 
 
 class WordTokenizer(Tokenizer):
-    """One id for each word of a list; words stand between spaces. Text comes back with one space behind each."""
+    """One id for each word of a list; words stand between spaces. Text comes back with one space before each."""
 
     kind = "word"
 
     def __init__(self, words: Sequence[str]):
         self.words = list(words)
-        super().__init__([f"{word} ".encode() for word in self.words], end=False)
+        super().__init__([f" {word}".encode() for word in self.words], end=False)
         self._ids = {word: number for number, word in enumerate(self.words)}
 
     def encode(self, text: str) -> np.ndarray:
