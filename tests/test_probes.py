@@ -272,3 +272,12 @@ def test_slices_of_a_batch_weigh_every_counted_target_alike(prepared, tmp_path):
 def test_settings_of_a_probe_are_kept_from_text():
     (config,), _ = parse(["probe-copy"], prepare.PrepareConfig, prog="", description="", files_allowed=False)
     assert config.is_probe and config.seed is None
+
+
+def test_fillers_of_recall_are_values_of_its_own_pairs():
+    """Otherwise counting which values have come tells most of the answer."""
+    ids, _ = probe("probe-recall").draw(np.random.default_rng(1), 500)
+    for row in ids:
+        keys, values = set(row[1:9:2]), set(row[2:10:2])
+        assert len(keys) == len(values) == 4 and set(row[9:]) <= keys | values
+        assert len(set(row[9:]) & values) == 4
