@@ -35,7 +35,7 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
     """Call main with the command line and exit with its status, or with 2, 1 or 130 and one sentence."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # a stream that a test or a notebook put there
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]  # TextIO declares none
     try:
         status, message = main(sys.argv[1:]), None
         sys.stdout.flush()  # so that a closed pipe or a full disk shows here, not after exit
