@@ -1,6 +1,7 @@
 # make train   everything from nothing: environment, data, the default model, a sample
 # make compare       five head designs, three seeds: which differences are real, in runs/compare/report.html
 # make compare-long  the same over five seeds and longer, each design at its best learning rate
+# make heads   one head and four learn what "it" means; runs/heads/heads.html shows where they look
 # make test    the tests
 # make check   lint, and types of the public functions
 # make mutants break the code in many small ways and see that a test notices each
@@ -21,6 +22,11 @@ compare: .venv/ready
 compare-long: .venv/ready
 	$(BIN)/python compare.py $(LONG) --jobs 2
 	$(BIN)/python compare.py $(LONG)
+
+heads: .venv/ready
+	$(BIN)/python train.py config/probe/sentences.toml --n_head 1 --out_dir runs/one-head --overwrite
+	$(BIN)/python train.py config/probe/sentences.toml --n_head 4 --out_dir runs/four-heads --overwrite
+	$(BIN)/python heads.py runs/one-head --compare runs/four-heads --out_dir runs/heads
 
 test: .venv/ready-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -46,4 +52,4 @@ clean:
 	$(PIP) -r requirements-dev.txt
 	@touch $@
 
-.PHONY: train compare compare-long test check mutants clean
+.PHONY: train compare compare-long heads test check mutants clean

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from data import open_dataset
 from data.probes import EXAMPLE
-from data.tokenfile import DataError
+from data.tokenfile import IGNORED, DataError
 from data.tokenizer import Tokenizer
 from lab.headstudy import Windows, of_text, study, validation
 from lab.taps import look, open_model
@@ -73,14 +73,10 @@ def texts(
             raise UserError(f"{run} was trained on {name}, which is not here ({error}): give --text") from None
         return torch.tensor(ids[:block_size]), of_text(ids, block_size, eval_tokens), "measured on the text given"
     windows = validation(dataset, block_size, eval_tokens)
-    told = f"measured on {windows.x.numel():,} tokens of {name}'s validation split"
-    if (
-        ids is None
-        and "sentences" in name
-        and tokenizer.kind == "word"
-        and not tokenizer.unknown(" ".join(EXAMPLE.words))
-    ):
-        ids = tokenizer.encode(" ".join(EXAMPLE.words)).tolist()
+    told = f"measured on {int((windows.y != IGNORED).sum()):,} targets of {name}'s validation split"
+    asked = " ".join(EXAMPLE.words[:-1])  # as far as the question, where the answer has to be found
+    if ids is None and "sentences" in name and tokenizer.kind == "word" and not tokenizer.unknown(asked):
+        ids = tokenizer.encode(asked).tolist()
     return torch.tensor(ids[:block_size]) if ids else windows.x[0], windows, told
 
 

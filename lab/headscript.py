@@ -158,7 +158,9 @@ function grid(box, names, point) {
 
 // One run: all heads small, one large, and the text.
 function panel(run) {
-  const {T, kv, labels, tokens} = run, L = labels.length, H = kv.length, shown = tokens.map(visible)
+  const {T, kv, labels, tokens} = run, L = labels.length, H = kv.length
+  const spaced = tokens.every(token => token[0] === " ")  // words, whose spaces tell nothing
+  const shown = tokens.map(token => visible(spaced ? token.slice(1) : token))
   let head = 0, query = -1, key = -1, map
   const told = el("p", live), title = el("h4"), box = el("div")
   const overview = el("div", {className: "overview", role: "group", "aria-label": `Heads of ${run.name}`})
