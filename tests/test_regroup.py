@@ -61,13 +61,18 @@ def turn_heads(attn, rotary):
     """Turn every head's keys and values by rotations of its own, and queries and w_o with them."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for head in range(4):
-            rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
+        for head in range(attn.n_kv_head):
             of_keys, of_values = random_turn(rotary, generator), random_turn(False, generator)
-            for name, turn in (("w_q", of_keys), ("w_k", of_keys), ("w_v", of_values)):
-                for parameter in getattr(attn, name).parameters():
+            rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
+            for layer, turn in ((attn.w_k, of_keys), (attn.w_v, of_values)):
+                for parameter in layer.parameters():
                     parameter[rows] = turn @ parameter[rows]
-            attn.w_o.weight[:, rows] = attn.w_o.weight[:, rows] @ of_values.T
+            group = 4 // attn.n_kv_head
+            for query in range(head * group, (head + 1) * group):
+                rows = slice(query * HEAD_DIM, (query + 1) * HEAD_DIM)
+                for parameter in attn.w_q.parameters():
+                    parameter[rows] = of_keys @ parameter[rows]
+                attn.w_o.weight[:, rows] = attn.w_o.weight[:, rows] @ of_values.T
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
@@ -100,6 +105,7 @@ def test_grouped_heads_can_be_grouped_further():
     one = block(1)
     full = with_copies(one, False)
     two = regrouped(full, 2, "mean")
+    turn_heads(two, True)
     torch.testing.assert_close(output(regrouped(two, 1, "aligned"), True), output(one, True), atol=1e-9, rtol=0)
 
 
