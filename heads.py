@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from rich.console import Console
+from rich.text import Text
 
 from data import open_dataset
 from data.probes import EXAMPLE
@@ -54,7 +55,7 @@ class HeadsConfig:
         if self.text and self.text_file is not None:
             raise ValueError("--text and --text_file both give a text: leave one of them out")
         if not 2 <= self.eval_tokens < 2**31:
-            raise ValueError(f"eval_tokens must be at least 2, not {self.eval_tokens}")
+            raise ValueError(f"eval_tokens must be at least 2 and below 2^31, not {self.eval_tokens}")
 
 
 def texts(
@@ -67,11 +68,13 @@ def texts(
         raise UserError("the text has fewer than two tokens; give a longer one")
     try:
         dataset = open_dataset(name)
-        check_data(dataset, meta, run, exact=False)
+        check_data(dataset, meta, run, exact=True)
+        dataset.verify()
     except (DataError, UserError) as error:
         if ids is None:
-            raise UserError(f"{run} was trained on {name}, which is not here ({error}): give --text") from None
-        return torch.tensor(ids[:block_size]), of_text(ids, block_size, eval_tokens), "measured on the text given"
+            raise UserError(f"the text that {run} was trained beside cannot be read, so give --text: {error}") from None
+        windows = of_text(ids, block_size, eval_tokens)
+        return torch.tensor(ids[:block_size]), windows, f"measured on {windows.y.numel():,} targets of the text given"
     windows = validation(dataset, block_size, eval_tokens)
     told = f"measured on {int((windows.y != IGNORED).sum()):,} targets of {name}'s validation split"
     asked = " ".join(EXAMPLE.words[:-1])  # as far as the question, where the answer has to be found
@@ -84,19 +87,28 @@ def main(argv: list[str]) -> None:
     (config,), given = settings.parse(argv, HeadsConfig, prog="heads.py", description=DESCRIPTION, files_allowed=False)
     text = read_text(config.text_file, "text_file") if config.text_file is not None else config.text
     names, device = [config.run or newest_run(), *config.compare], pick_device(config.device)
-    if len(set(names)) < len(names):
+    if len({Path(name).resolve() for name in names}) < len(names):
         raise UserError("a run is named twice; name each once")
+    out_dir = Path(config.out_dir or names[0])
+    if config.out_dir:
+        out_dir.mkdir(parents=True, exist_ok=True)  # before the long part, should it not be possible
     console, studied = Console(stderr=True), []
     for name in names:
         model, tokenizer, meta = load_model(name, config.checkpoint, device)
         model = open_model(model)
         ids, windows, told = texts(name, model, tokenizer, meta, text, config.eval_tokens)
-        with console.status(f"{name}: looking") as status:
+        if text is not None and len(ids) < (whole := len(encode(text, "text", tokenizer))):
+            cut = f"the maps show the first {len(ids):,} of the text's {whole:,} tokens: its context is no longer"
+            print(f"{name}: {cut}", file=sys.stderr)
+        with console.status("looking") as status:
 
             def tell(share: float, what: str, name: str = name) -> None:
-                status.update(f"{name}: {what}, {share:.0%}")
+                status.update(Text(f"{name}: {what}, {share:.0%}"))
 
-            found = study(model, tokenizer, windows, tell)
+            try:
+                found = study(model, tokenizer, windows, tell)
+            except UserError as error:
+                raise UserError(f"{name}: {error}") from None
         studied.append((name, model, tokenizer, meta, ids, told, look(model, ids), found))
 
     # The page's libraries take seconds to load, so they wait until here.
@@ -104,8 +116,6 @@ def main(argv: list[str]) -> None:
     from lab.headreport import Part, page_content, saved, show
 
     parts = [Part(*one) for one in studied]
-    out_dir = Path(config.out_dir or names[0])
-    out_dir.mkdir(parents=True, exist_ok=True)
     write_whole(out_dir / "heads.json", json.dumps(saved(parts), indent=1, allow_nan=False))
     for note in write_page(page_content(parts), out_dir / "heads.html"):
         print(note, file=sys.stderr)

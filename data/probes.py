@@ -34,7 +34,7 @@ class Probe(NamedTuple):
 
 def probe(name: str) -> Probe:
     """The probe probe-KIND or probe-KIND-N; DataError for another kind, or an N that it cannot have."""
-    match = re.fullmatch(r"probe-([a-z]+)(?:-(\d{1,3}))?", name)
+    match = re.fullmatch(r"probe-([a-z]+)(?:-(0|[1-9]\d{0,2}))?", name)
     if not match or match[1] not in PROBES:
         raise DataError(f"there is no probe {name}: take one of {', '.join(f'probe-{kind}' for kind in PROBES)}")
     make, allowed = PROBES[match[1]]
@@ -159,7 +159,8 @@ def klookup(k: int) -> Probe:
         return ids, np.arange(32) == np.full((count, 1), 30)
 
     answers = [f"={number:0{k}b}" for number in range(2**k)]
-    return Probe(f"{k} bits from {k} places, in one word", ["<s>", "0", "1", "?", *answers], 32, draw)
+    about = f"{k} bits from {k} places, in one word" if k > 1 else "1 bit from 1 place"
+    return Probe(about, ["<s>", "0", "1", "?", *answers], 32, draw)
 
 
 def offset(distance: int) -> Probe:

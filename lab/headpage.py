@@ -90,9 +90,9 @@ def write_page(content: dict[str, Any], path: Path) -> list[str]:
 
     content: title; lead, sentences; runs, each with name, facts, tokens (T strings), weights (n_layer, n_head, T, T)
     lower triangular with rows that sum to 1, kv_head_of (of each query head), labels (of each layer's heads) and w_o,
-    None or tokens (k places), heads (k, n_layer, n_head, head_dim) and shares (k, n_layer, n_head, n_embd); tables,
-    each with title, text, rows; matrices, each with title, text, names, values and max; pictures, each with title,
-    caption and svg, which is trusted; definitions, pairs of a name and a text.
+    None or bias (whether it has one), tokens (k places), heads (k, n_layer, n_head, head_dim) and shares (k, n_layer,
+    n_head, n_embd); tables, each with title, text, rows; matrices, each with title, text, names, values and max;
+    pictures, each with title, caption and svg, which is trusted; definitions, pairs of a name and a text.
     """
     weights = sum(run["weights"][..., 0, 0].size * math.comb(len(run["tokens"]) + 1, 2) for run in content["runs"])
     longest = max(len(run["tokens"]) for run in content["runs"])
@@ -131,7 +131,7 @@ def build(content: dict[str, Any], most: int, whole: bool) -> tuple[str, list[st
                      **(pack_whole if whole else pack_largest)(heads)})  # fmt: skip
         if w_o:
             runs[-1]["w_o"] = {"places": [(int(k), tokens[k]) for k in w_o["tokens"]],
-                               "width": w_o["heads"].shape[-1], "out": w_o["shares"].shape[-1],
+                               "width": w_o["heads"].shape[-1], "out": w_o["shares"].shape[-1], "bias": w_o["bias"],
                                **{name: in_floats(w_o[name]) for name in ("heads", "shares")}}  # fmt: skip
     matrices = [m for m in content["matrices"] if len(m["names"]) <= MATRIX]
     if len(matrices) < len(content["matrices"]):

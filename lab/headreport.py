@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from data.tokenizer import Tokenizer
 from lab.charts import to_svg
-from lab.headstudy import DEFINITIONS, NAMED_FROM, OVER_DISTANCE, TIMES_CHANCE, UNNAMED
+from lab.headstudy import DEFINITIONS, NAMED_FROM, OVER_BLIND, TIMES_CHANCE, UNNAMED
 from lab.taps import Seen, shares
 from model import GPT
 from runtime.settings import as_dict
@@ -46,7 +47,7 @@ def saved(parts: Sequence[Part]) -> dict[str, Any]:
          "settings": as_dict(p.model.config), "measured": p.told, **p.study}
         for p in parts
     ]  # fmt: skip
-    rules = {"named_from": NAMED_FROM, "times_chance": TIMES_CHANCE, "over_best_distance": OVER_DISTANCE}
+    rules = {"named_from": NAMED_FROM, "times_chance": TIMES_CHANCE, "over_blind": OVER_BLIND}
     return without_nan({"format": 1, "definitions": DEFINITIONS, "rules": rules, "runs": runs})
 
 
@@ -81,10 +82,17 @@ def lead(parts: Sequence[Part]) -> list[str]:
         heads = p.study["heads"]
         named = [h for h in heads if h["label"] != UNNAMED]
         most = max(heads, key=lambda h: h["zeroed"]["mean"])
+        where = f"nats a token ({p.told})"
+        if (most["zeroed"]["interval"] or [most["zeroed"]["mean"]])[0] > 0:
+            worth = (
+                f"Head {most['head']} of layer {most['layer']} is worth the most: without it the loss rises by "
+                f"{most['zeroed']['mean']:.3f} from {p.study['loss']:.3f} {where}."
+            )
+        else:
+            worth = f"The loss is {p.study['loss']:.3f} {where}, and no head is found to be worth anything by itself."
         said.append(
-            f"{p.name}: {len(named)} of {len(heads)} heads have a name. Head {most['head']} of layer {most['layer']} "
-            f"is worth the most: without it the loss rises by {most['zeroed']['mean']:.3f} from {p.study['loss']:.3f} "
-            f"nats a token ({p.told}). On random tokens written again and again the loss is "
+            f"{p.name}: {len(named)} of {len(heads)} heads have a name. {worth} On random tokens written again and "
+            "again the loss is "
             f"{p.study['random']['first']:.2f} the first time and {p.study['random']['repeats']:.2f} on the repeats."
         )
     if len(parts) > 1:
@@ -92,8 +100,9 @@ def lead(parts: Sequence[Part]) -> list[str]:
         said.append(f"How much the query heads of a layer differ (Jensen-Shannon divergence, nats): {apart}.")
     said.append(
         f"A head is named by a score of at least {NAMED_FROM:g} that is {TIMES_CHANCE:g} times what an even spread of "
-        f"attention scores, or by a kind of arc that it meets at least that often and {100 * OVER_DISTANCE:g} points "
-        "more often than the best fixed distance. A name says what a head does on these texts, not what it is for."
+        f"attention scores, or by a kind of arc that it meets at least that often and {100 * OVER_BLIND:g} points more "
+        "often than the blind ways, the best fixed distance and the best fixed word. A name says what a head does on "
+        "these texts, not what it is for."
     )
     return said
 
@@ -113,8 +122,8 @@ def run_content(part: Part, floats: int) -> dict[str, Any]:
         "weights": part.seen.weights.float().numpy(),
         "kv_head_of": [head // part.group for head in range(n_head)],
         "labels": [[heads[layer * n_head + head]["label"] for head in range(n_head)] for layer in range(n_layer)],
-        "w_o": {
-            "tokens": places,
+        "w_o": None if not config.w_o else {
+            "bias": config.bias, "tokens": places,
             "heads": np.stack([part.seen.outputs[:, :, place].numpy() for place in places]),
             "shares": np.stack([shares(part.model, part.seen.outputs, place).numpy() for place in places]),
         },
@@ -162,8 +171,11 @@ def tables(part: Part, alone: bool) -> list[dict[str, Any]]:
         for kind, arc in h["arcs"].items():
             best = part.study["arcs"][kind]
             arc_rows.append(place | {
-                "arc": kind, "met": cell(arc["met"], ".2f"), "best fixed distance": f"{best['best_distance']} back",
-                "which meets": cell(best["best_distance_met"], ".2f"), "weight": cell(arc["weight"], ".2f"),
+                "arc": kind, "met": cell(arc["met"], ".2f"),
+                "best fixed distance": (f"{best['best_distance']} back: {best['best_distance_met']:.2f}",
+                                        best["best_distance_met"]),
+                "best fixed word": (f"{best['best_word']}: {best['best_word_met']:.2f}", best["best_word_met"]),
+                "weight": cell(arc["weight"], ".2f"),
                 "chance": cell(best["chance"], ".2f"),
             })  # fmt: skip
     found = [{"title": f"Every head{of}", "text": "Heads are layer.head. Scores are defined below.", "rows": rows}]
@@ -248,7 +260,8 @@ def pictures(parts: Sequence[Part]) -> list[dict[str, str]]:
 def show(parts: Sequence[Part], console: Console) -> None:
     """The table on the terminal: names, the scores most asked for, and what each head is worth."""
     for p in parts:
-        table = Table(title=f"{p.name}: loss {p.study['loss']:.4f}, {p.told}", title_justify="left", box=None)
+        title = Text(f"{p.name}: loss {p.study['loss']:.4f}, {p.told}")  # as it is: a name may hold brackets
+        table = Table(title=title, title_justify="left", box=None)
         columns = ("previous token", "duplicate token", "induction", "first token", "entropy")
         for name in ("head", *columns, "zeroed", "name"):
             table.add_column(name, justify="left" if name in ("head", "name") else "right", overflow="fold")

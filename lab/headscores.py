@@ -106,17 +106,20 @@ def effective_rank(output: Tensor) -> Tensor:
     return torch.special.entr(shares).sum(dim=-1).exp()
 
 
-def divergence(pattern: Tensor) -> Tensor:
+def divergence(pattern: Tensor, queries: int = 128) -> Tensor:
     """Jensen-Shannon divergence between all pairs of heads, nats in [0, ln 2], mean over queries from 1 on.
 
-    (N, T, T) patterns -> (N, N).
+    (N, T, T) patterns -> (N, N). Of a long text so many queries, evenly spread: pairs of heads are many.
     """
-    entropies = torch.special.entr(pattern).sum(dim=-1)[:, 1:]  # (N, T - 1)
-    rows = []
-    for one, own in zip(pattern, entropies, strict=True):  # a row at a time: all pairs at once would be large
-        middle = torch.special.entr((one + pattern) / 2).sum(dim=-1)[:, 1:]
-        rows.append((middle - (own + entropies) / 2).mean(dim=-1))
-    return torch.stack(rows).clamp(min=0)
+    T = pattern.shape[-1]
+    at = torch.linspace(1, T - 1, min(queries, T - 1)).round().long()
+    pattern = pattern[:, at]  # (N, queries, T)
+    entropies = torch.special.entr(pattern).sum(dim=-1)  # (N, queries)
+    found = torch.zeros(len(pattern), len(pattern), dtype=pattern.dtype)
+    for n, (one, own) in enumerate(zip(pattern, entropies, strict=True)):  # all pairs at once would be large
+        middle = torch.special.entr((one + pattern[:n]) / 2).sum(dim=-1)
+        found[n, :n] = found[:n, n] = (middle - (own + entropies[:n]) / 2).mean(dim=-1)
+    return found.clamp(min=0)
 
 
 def arc_weight(pattern: Tensor, later: int, earlier: list[int]) -> Tensor:
@@ -125,7 +128,10 @@ def arc_weight(pattern: Tensor, later: int, earlier: list[int]) -> Tensor:
 
 
 def best_distance(arcs: list[tuple[int, list[int]]]) -> tuple[int, float]:
-    """The fixed distance that meets the most arcs, and the share that it meets: what a blind head could score."""
+    """The fixed distance that meets the most arcs, and the share that it meets: what a head blind to words could score.
+
+    An arc is the place of its later token, and those of its earlier word.
+    """
     met: dict[int, int] = {}
     for later, earlier in arcs:
         for key in earlier:

@@ -260,7 +260,7 @@ function steps(section) {
     el("label", {}, "layer", layer), el("label", {}, "token", place), back, next), text, box, legend, told)
 
   function draw() {
-    const {kv: {length: H}, labels: {length: L}, w_o: {width, out, heads, shares}} = having[which.value]
+    const {kv: {length: H}, labels: {length: L}, w_o: {width, out, bias, heads, shares}} = having[which.value]
     const at = (place.value * L + Number(layer.value)) * H, room = box.clientWidth - 24
     const hue = h => `hsl(${Math.round(360 * h / H)} 65% ${h % 2 ? 62 : 45}%)`
     const each = Array.from({length: H}, (_, h) => h)
@@ -274,7 +274,8 @@ function steps(section) {
       `Step 1 of 3. Each head has mixed its values by its weights and hands over ${width} numbers for this token.`,
       `Step 2 of 3. The rows are laid side by side: ${H} x ${width} = ${H * width} numbers.`,
       `Step 3 of 3. W_O mixes them into ${out} outputs. Each head's exact share of an output is a piece of its bar, ` +
-      `above the line if it adds and below if it takes away; the mark is the sum, which the layer hands on.`][step]
+      `above the line if it adds and below if it takes away; the mark is the sum, ` +
+      (bias ? "to which W_O's bias is added." : "which the layer hands on.")][step]
     legend.replaceChildren(...step === 2 ? each.flatMap(h => [el("i", {style: `background: ${hue(h)}`}), `head ${h} `])
       : [signed(-most), el("span", {className: "bar sign"}), signed(most)])
     if (step < 2) {

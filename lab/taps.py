@@ -32,9 +32,9 @@ def attention(model: GPT, layer: int) -> Any:
     return model.blocks[layer].attn
 
 
-def open_model(model: GPT) -> GPT:
-    """The same model with the from-scratch path, whose weights can be seen, and without dropout."""
-    config = replace(model.config, attention_path="scratch", dropout=0.0, attention_dropout=0.0)
+def open_model(model: GPT, path: str = "scratch") -> GPT:
+    """The same model without dropout, and with the from-scratch path, whose weights can be seen, or the fused one."""
+    config = replace(model.config, attention_path=path, dropout=0.0, attention_dropout=0.0)
     with torch.device(model.head.weight.device):
         opened = GPT(config)
     opened.load_state_dict(model.state_dict())
@@ -94,13 +94,16 @@ def put(heads: list[int], values: Tensor) -> Change:
 
 @torch.no_grad()
 def losses(model: GPT, x: Tensor, y: Tensor, batch_size: int = 16) -> Tensor:
-    """Mean loss of every window (N, T) over its targets that count, in nats, float64 (N,)."""
+    """What every window (N, T) adds to the loss, in nats, float64 (N,): their mean is the mean over targets that count.
+
+    That is a window's sum over its targets, over the mean number of targets of a window.
+    """
     device, rows = model.head.weight.device, []
     for inputs, targets in zip(x.split(batch_size), y.split(batch_size), strict=True):
         logits = model(inputs.to(device)).float()
         each = F.cross_entropy(logits.transpose(1, 2), targets.to(device), reduction="none").double().cpu()
-        rows.append(each.sum(dim=1) / (targets != IGNORED).sum(dim=1))
-    return torch.cat(rows)
+        rows.append(each.sum(dim=1))
+    return torch.cat(rows) / (y != IGNORED).sum(dim=1).double().mean()
 
 
 @torch.no_grad()

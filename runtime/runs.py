@@ -165,6 +165,8 @@ def with_batch(config: TrainConfig, block_size: int) -> TrainConfig:
 def check_data(dataset: Dataset, meta: dict[str, Any], run: str, exact: bool) -> None:
     """UserError if the data are not in the checkpoint's tokens or, with `exact`, not those it was trained on."""
     if dataset.tokenizer.to_meta() != meta["tokenizer"]:
+        if dataset.probe:
+            raise UserError(f"{dataset.name} has words of its own, which {run} does not know: train a new run on it")
         raise UserError(
             f"data set {dataset.name} (tokenizer {dataset.tokenizer.kind}, {dataset.vocab_size} ids) is not in the "
             f"tokens of {run}: prepare the text with --like {meta['dataset'].get('name')}, which has its tokenizer"

@@ -30,7 +30,8 @@ def attention(shape, seed, sd=1.5):
 def make_run(name, weights, tokens, group=1, w_o=True):
     n_layer, n_head, T, _ = weights.shape
     luck = np.random.default_rng(9)
-    numbers = {"tokens": [1, T - 1], "heads": luck.normal(0, 1, (2, n_layer, n_head, 3)).astype(np.float32),
+    numbers = {"bias": False, "tokens": [1, T - 1],
+               "heads": luck.normal(0, 1, (2, n_layer, n_head, 3)).astype(np.float32),
                "shares": luck.normal(0, 0.2, (2, n_layer, n_head, 10)).astype(np.float32)}  # fmt: skip
     labels = [[f"name {layer}.{h} <b>" for h in range(n_head)] for layer in range(n_layer)]
     return {"name": name, "facts": "facts <b>", "tokens": tokens, "weights": weights, "labels": labels,

@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
+import scipy.spatial
 import torch
 
 from lab import headscores as hs
@@ -129,6 +131,19 @@ def test_divergence_runs_from_0_to_ln_2():
     two = torch.stack((torch.tensor([[1.0, 0], [1, 0]]), torch.tensor([[1.0, 0], [0.5, 0.5]]))).double()
     expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) - math.log(2) / 2
     assert hs.divergence(two)[0, 1].item() == pytest.approx(expected)
+
+
+def test_divergence_is_the_square_of_scipys_distance_and_of_long_texts_a_mean_over_some_queries():
+    patterns = []
+    for T in (9, 40):
+        later = torch.ones(T, T, dtype=torch.bool).triu(1)
+        drawn = torch.randn(2, T, T, generator=torch.Generator().manual_seed(T), dtype=torch.float64)
+        patterns.append(drawn.masked_fill(later, -math.inf).softmax(dim=-1))
+    for pattern, queries, at in ((patterns[0], 128, range(1, 9)), (patterns[1], 3, (1, 20, 39))):
+        one, two = pattern.numpy()
+        expected = np.mean([scipy.spatial.distance.jensenshannon(one[i], two[i]) ** 2 for i in at])
+        found = hs.divergence(pattern, queries)
+        assert found[0, 1] == found[1, 0] == pytest.approx(expected) and found[0, 0] == found[1, 1] == 0
 
 
 def test_arcs_and_the_best_fixed_distance():

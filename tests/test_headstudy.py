@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import shutil
 import string
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import heads
 import prepare
 import train
 from attention import DESIGNS
-from data.probes import EXAMPLE, SENTENCE_WORDS
+from data.probes import EXAMPLE, PREPOSITIONS, SENTENCE_WORDS
 from data.tokenfile import IGNORED
 from data.tokenizer import CharTokenizer, WordTokenizer
 from lab.headstudy import (
@@ -222,6 +224,10 @@ def test_losses_are_means_over_the_targets_that_count():
         logs = model(IDS[None, :-1])[0].log_softmax(-1)
     expected = -sum(logs[i, IDS[i + 1]] for i in range(5, 9)) / 4
     assert losses(model, IDS[None, :-1], y).item() == pytest.approx(expected.item(), abs=1e-6)
+    x, other = IDS[None, :-1].repeat(2, 1), IDS[None, 1:]
+    every = -sum(logs[i, IDS[i + 1]] for i in range(9))  # a window of nine targets beside one of four
+    both = losses(model, x, torch.cat((y, other))).mean()
+    assert both.item() == pytest.approx((4 * expected + every).item() / 13, abs=1e-6)
 
 
 def test_pruning_runs_from_none_to_all_in_the_given_order():
@@ -293,6 +299,9 @@ def test_arcs_are_met_by_a_head_that_looks_at_them():
         assert (arc["met"] == 0).all()  # the largest of equal weights is the first, <s>, which no arc leads to
     assert arcs["pronoun to cause"]["best_distance"] == 3 and arcs["pronoun to cause"]["best_distance_met"] == 1
     assert arcs["verb to subject"]["best_distance_met"] < 0.9
+    assert (arcs["pronoun to cause"]["best_word"], arcs["pronoun to cause"]["best_word_met"]) == ("it", 1)
+    assert arcs["preposition to object"]["best_word"] in PREPOSITIONS
+    assert 1 / 3 <= arcs["preposition to object"]["best_word_met"] < 0.6
 
 
 def test_a_label_needs_its_threshold_and_twice_chance():
@@ -308,10 +317,27 @@ def test_a_label_needs_its_threshold_and_twice_chance():
     assert label(both, {}, 0, 0) == "induction 0.80, chance 0.10; duplicate-token 0.50, chance 0.10"
     assert label({"space": (1.5, 1.0), "space weight": (0.6, 0.4)}, {}, 0, 0) == ""
     assert label({"space": (3.0, 1.0), "space weight": (0.6, 0.2)}, {}, 0, 0) == "space 0.60, 3.0 times its frequency"
-    arc = {"met": torch.tensor([[0.65]]), "best_distance_met": 0.6}
-    assert label({}, {"verb to subject": arc}, 0, 0) == ""
-    arc["best_distance_met"] = 0.5
-    assert label({}, {"verb to subject": arc}, 0, 0) == "verb to subject 0.65, best fixed distance 0.50"
+    for distance, word, expected in ((0.5, 0.3, ""), (0.3, 0.5, ""), (0.4, 0.3, "verb to subject 0.70, blind 0.40")):
+        arc = {"met": torch.tensor([[0.7]]), "best_distance_met": distance, "best_word_met": word}
+        assert label({}, {"verb to subject": arc}, 0, 0) == expected
+
+
+@pytest.mark.parametrize("positions", ["rotary", "none"])
+def test_a_model_that_was_never_trained_has_no_head_that_meets_arcs(positions):
+    tokenizer = CharTokenizer(string.printable)
+    for seed in (1, 2):
+        config = ModelConfig(n_layer=2, n_head=4, n_embd=64, positions=positions, vocab_size=tokenizer.vocab_size)
+        arcs = arc_scores(open_model(GPT(config, seed)), tokenizer, seed=1)
+        names = [types_of({}, arcs, layer, head) for layer in range(2) for head in range(4)]
+        assert len(arcs) == 5 and names == [[]] * 8
+
+
+def test_a_model_whose_loss_is_not_a_number_is_refused():
+    model = small(vocab_size=V)
+    with torch.no_grad():
+        model.blocks[1].attn.w_v.weight[0, 0] = math.inf
+    with pytest.raises(UserError, match="its loss is nan"):
+        study(model, LETTERS, of_text(list(range(V)) * 3, 12, 8192))
 
 
 def test_groups_of_query_heads_go_with_their_kv_head():
@@ -379,13 +405,14 @@ def test_sentences_are_shown_on_the_well_known_one(runs, tmp_path):
         (["mha", "--text", "ab~"], "the text has '~'"),
         (["mha", "--text", "a"], "fewer than two tokens"),
         (["mha", "--compare", "mha"], "a run is named twice"),
+        (["mha", "--compare", "mha/."], "a run is named twice"),
         (["nothing"], "no run in"),
         (["mha", "--text", "ab", "--text_file", "x"], "leave one of them out"),
         (["mha", "--eval_tokens", "1"], "eval_tokens must be at least 2"),
     ],
 )
 def test_a_mistake_is_one_sentence(runs, words, told):
-    words = [str(runs / word) if word in ("mha", "nothing") else word for word in words]
+    words = [f"{runs}/{word}" if word in ("mha", "mha/.", "nothing") else word for word in words]
     with pytest.raises(UserError, match=told):
         heads.main(words)
 
@@ -401,7 +428,38 @@ def test_a_run_without_its_data_needs_a_text(runs, tmp_path):
             meta["dataset"]["name"] = "gone"
             content = json.dumps(meta).encode()
         (moved / "last" / part.name).write_bytes(content)
-    with pytest.raises(UserError, match="trained on gone, which is not here .*: give --text"):
+    with pytest.raises(UserError, match="cannot be read, so give --text: no data set in .*gone"):
         heads.main([str(moved)])
     heads.main([str(moved), "--text", "abcd abcd efgh abcd " * 5])
     assert (moved / "heads.html").exists()
+
+
+def test_data_that_are_no_longer_those_of_the_training_are_refused(runs, tmp_path):
+    shutil.copytree(runs / "sentences", tmp_path / "run")
+    meta = json.loads((tmp_path / "run" / "last" / "meta.json").read_text())
+    folder = Path(meta["dataset"]["name"])
+    shutil.copytree(folder, tmp_path / "data")
+    for name in ("last", "best"):
+        file = tmp_path / "run" / name / "meta.json"
+        file.write_text(file.read_text().replace(str(folder), str(tmp_path / "data")))
+    heads.main([str(tmp_path / "run"), "--eval_tokens", "48"])
+    content = bytearray((tmp_path / "data" / "val.bin").read_bytes())
+    content[-5] ^= 1
+    (tmp_path / "data" / "val.bin").write_bytes(content)
+    with pytest.raises(UserError, match="so give --text: .*not the ones prepared"):
+        heads.main([str(tmp_path / "run"), "--eval_tokens", "48"])
+    prepare.main([str(tmp_path / "data" / ".." / "probe-sentences"), "--seed", "2"])
+    for name in ("last", "best"):
+        file = tmp_path / "run" / name / "meta.json"
+        file.write_text(file.read_text().replace(str(tmp_path / "data"), str(tmp_path / "probe-sentences")))
+    with pytest.raises(UserError, match="so give --text: .*has changed since"):
+        heads.main([str(tmp_path / "run"), "--eval_tokens", "48"])
+
+
+def test_names_are_printed_as_they_are_and_a_long_text_is_said_to_be_cut(runs, tmp_path, capsys):
+    run = tmp_path / "a[bold][" / "b]:smile:"
+    shutil.copytree(runs / "mha", run)
+    heads.main([str(run), "--text", "abc " * 40, "--eval_tokens", "64"])
+    out, err = capsys.readouterr()
+    assert f"{run}: loss" in out.replace("\n", "")
+    assert "show the first 48 of the text's 160 tokens" in err
