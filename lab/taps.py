@@ -8,7 +8,7 @@ A design needs two places for it, which every one has: `weights_tap`, an identit
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ def attention(model: GPT, layer: int) -> Any:
     return model.blocks[layer].attn
 
 
-def open_model(model: GPT, path: str = "scratch") -> GPT:
+def open_model(model: GPT, path: Literal["scratch", "fused"] = "scratch") -> GPT:
     """The same model without dropout, and with the from-scratch path, whose weights can be seen, or the fused one."""
     config = replace(model.config, attention_path=path, dropout=0.0, attention_dropout=0.0)
     with torch.device(model.head.weight.device):
