@@ -141,7 +141,8 @@ def arc_scores(model: GPT, tokenizer: Tokenizer, seed: int) -> dict[str, dict[st
         result[kind] = {
             "weight": torch.stack([row[0] for row in rows]).mean(0),
             "met": torch.stack([row[1] for row in rows]).mean(0),
-            "chance": sum(len(keys) / (at + 1) for at, keys in arcs) / len(arcs),
+            "chance": sum(float(scores.arc_weight(scores.even(at + 1, model.config.window), at, keys))
+                          for at, keys in arcs) / len(arcs),
             "best_distance": back, "best_distance_met": share, "arcs": len(arcs),
         }  # fmt: skip
     return result
@@ -160,7 +161,7 @@ def pattern_scores(
 
     def add(name: str, score: Callable[[Tensor], Tensor], T: int) -> None:
         sums.setdefault(name, []).append(score(weights))
-        chances.setdefault(name, []).append(float(score(scores.even(T))))
+        chances.setdefault(name, []).append(float(score(scores.even(T, model.config.window))))
 
     apart, outputs = [], []
     for ids in text.x[:SAMPLES]:

@@ -320,8 +320,9 @@ def test_cache_bytes_by_formula_are_the_bytes_allocated(layout):
     model = GPT(tiny(**layout))
     cache = model.new_cache(batch_size=3, room=11)
     allocated = sum(buffer.untyped_storage().nbytes() for layer in cache.layers for buffer in layer.buffers)
-    assert cache.nbytes == allocated == 3 * 11 * model.cache_bytes_per_token()
-    assert model.new_cache(batch_size=1).nbytes == 16 * model.cache_bytes_per_token()  # block_size
+    assert cache.nbytes == allocated == 3 * model.cache_bytes(11)
+    assert model.new_cache(batch_size=1).nbytes == model.cache_bytes()  # block_size
+    assert model.cache_bytes_per_token() == model.cache_bytes() // 16
 
 
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
