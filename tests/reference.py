@@ -3,9 +3,12 @@
 The reference takes every head and every position by itself, in Python loops, straight from the formulas.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from attention import DESIGNS
 from model import ModelConfig
@@ -71,6 +74,13 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 def random_tokens(batch: int, length: int, vocab_size: int = 20) -> Tensor:
     return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+def allocated(run: Callable[[], object]) -> int:
+    """Bytes that PyTorch hands out on the CPU while `run` runs, however briefly they live."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    return sum(max(0, event.self_cpu_memory_usage) for event in profiler.events())
 
 
 def turned(x: Tensor, theta: float) -> Tensor:
