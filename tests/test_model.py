@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from reference import every_layout, lively, random_tokens, reference_attention, tiny
+from reference import LAYOUTS, every_layout, lively, random, random_tokens, reference_attention, tiny
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -199,6 +199,17 @@ def test_scaled_initial_values_follow_the_fan_in_and_every_block_begins_as_the_i
     torch.testing.assert_close(model.hidden(idx), model.norm(model.embed(idx)), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("design", ["grouped", "latent"])
+@pytest.mark.parametrize("init", ["scaled", "gpt2"])
+def test_gates_begin_about_half_open(design, init):
+    """Where a sigmoid is steepest: x is normed and the weights' spread is 0.5 / sqrt(n_embd), so that sd is 0.12."""
+    attn = GPT(ModelConfig(design=design, gate=True, init=init, vocab_size=20)).blocks[0].attn
+    gates = attn.w_gate(random(4000, 128, dtype=torch.float32)).sigmoid()
+    assert gates.mean().item() == pytest.approx(0.5, abs=0.02)
+    expected = 0.5 / 4 if init == "scaled" else 0.02 * math.sqrt(128) / 4  # the sigmoid's slope is 1/4
+    assert gates.std().item() == pytest.approx(expected, rel=0.15)
+
+
 # Decoding from the cache
 
 
@@ -297,9 +308,15 @@ def test_parameters_are_counted_by_hand_and_tied_ones_once(tied):
 def test_training_flops_are_those_of_a_real_step(layout, activation, tied):
     config = tiny(attention_path="scratch", activation=activation, tie_embeddings=tied, **layout)
     model, idx = GPT(config), random_tokens(2, 12)
-    with FlopCounterMode(display=False) as counter:
-        model(idx, idx).backward()
-    assert counter.get_total_flops() == 2 * 12 * model.flops_per_token(context=12)
+    with FlopCounterMode(display=False) as forward:
+        loss = model(idx, idx)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    counted = 2 * 12 * model.flops_per_token(context=12)
+    assert 3 * forward.get_total_flops() == counted
+    # A new design may have weights that are no function of its input and need no gradient: its step costs less.
+    step = forward.get_total_flops() + backward.get_total_flops()
+    assert step == counted if layout["design"] in LAYOUTS else step <= counted
 
 
 def test_training_flops_by_hand():
