@@ -6,7 +6,7 @@ Read `Block.forward` first, then `GPT.hidden`. Shapes: B sequences, T tokens, n_
 import hashlib
 import math
 from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,11 @@ from torch import Tensor, nn
 from attention import DESIGNS
 from attention.cache import KVCache, LayerCache
 from attention.rotary import rotary_tables
+
+if TYPE_CHECKING:
+    Design = str  # mypy cannot read a table
+else:
+    Design = Literal[tuple(DESIGNS)]
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class ModelConfig:
     d_ff: int | None = None  # width of the MLP; unset = 4 n_embd
     block_size: int = 128  # longest context, in tokens
     vocab_size: int | None = None  # unset = the data set's
-    design: Literal["grouped"] = "grouped"  # the attention block: a file in attention/
+    design: Design = "grouped"  # the attention block: a file in attention/
     attention_path: Literal["fused", "scratch"] = "fused"  # PyTorch's kernel, or the one written out
     attention_dropout: float = 0.0  # share of attention weights dropped; above 0 the path is scratch
     dropout: float = 0.0  # share of embeddings and of each sublayer's output dropped
@@ -41,11 +46,16 @@ class ModelConfig:
     bias: bool = False  # biases in linear layers and LayerNorm
     qk_norm: bool = False  # RMSNorm of queries and keys, without weights
     w_o: bool = True  # the output projection that mixes the heads
+    gate: bool = False  # a sigmoid gate on every head's output, one value a token, from the block's input
+    window: int | None = None  # positions that a query sees, its own included; unset = all before it
+    kv_rank: int | None = None  # latent: width of what it caches for keys and values; unset = n_embd / 2
+    rope_dim: int | None = None  # latent: width of its rotary key, one for all heads; unset = head_dim / 2
     init: Literal["scaled", "gpt2"] = "scaled"  # by fan-in with sublayers' outputs at zero, or 0.02 as in GPT-2
     tie_embeddings: bool = False  # one matrix for the token embedding and the output head
 
     def __post_init__(self):
-        for name in ("n_layer", "n_head", "n_kv_head", "head_dim", "n_embd", "d_ff", "block_size", "vocab_size"):
+        for name in ("n_layer", "n_head", "n_kv_head", "head_dim", "n_embd", "d_ff", "block_size", "vocab_size",
+                     "window", "kv_rank", "rope_dim"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not 1 <= value < 2**31:
                 raise ValueError(f"{name} must be at least 1 and below 2^31, not {value}")
@@ -62,10 +72,22 @@ class ModelConfig:
             raise ValueError(f"rope_theta {self.rope_theta} is not used with positions {self.positions}; unset it")
         if self.rope_theta is not None and not 0 < self.rope_theta < math.inf:
             raise ValueError(f"rope_theta must be above 0 and finite, not {self.rope_theta}")
-        filled: dict[str, float] = {"d_ff": self.d_ff or 4 * self.n_embd}
+        if self.head_dim is None and self.n_embd % self.n_head:
+            raise ValueError(
+                f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; set head_dim, or change one"
+            )
+        design = DESIGNS[self.design]
+        others = set().union(*(other.settings for other in DESIGNS.values())) - design.settings
+        for field in fields(self):
+            if field.name in others and (value := getattr(self, field.name)) != field.default:
+                raise ValueError(f"{field.name} {value} is not used with design {self.design}; leave it out")
+        self._fill({"d_ff": self.d_ff or 4 * self.n_embd, "head_dim": self.head_dim or self.n_embd // self.n_head})
         if self.positions == "rotary":
-            filled["rope_theta"] = self.rope_theta or 10000.0
-        for name, value in (filled | DESIGNS[self.design].resolve(self)).items():
+            self._fill({"rope_theta": self.rope_theta or 10000.0})
+        self._fill(design.resolve(self))
+
+    def _fill(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
             object.__setattr__(self, name, value)  # the one place that writes to the frozen config
 
 
@@ -222,7 +244,8 @@ class GPT(nn.Module):
         """An empty cache for `room` positions (block_size if unset), in the dtype and place of the weights."""
         shapes = DESIGNS[self.config.design].cache_shapes(self.config)
         room = room or self.config.block_size
-        return KVCache([LayerCache(batch_size, room, shapes, self.head.weight) for _ in self.blocks])
+        window = self.config.window
+        return KVCache([LayerCache(batch_size, room, shapes, self.head.weight, window) for _ in self.blocks])
 
     def num_parameters(self, embeddings: bool = True) -> int:
         """Distinct parameters; without embeddings, also without position table and (untied) output head."""
@@ -234,15 +257,23 @@ class GPT(nn.Module):
 
         6 for every weight that is multiplied with the token (the head counts also when tied, embedding look-ups
         do not), and 6 for each multiply-add of its query with the `context` keys and values (block_size if
-        unset), as in PaLM, appendix B (Chowdhery et al. 2022). With `causal` only the (context + 1) / 2 keys
-        that a token sees on average count.
+        unset), as in PaLM, appendix B (Chowdhery et al. 2022). With `causal` only the keys that a token sees on
+        average count: (context + 1) / 2, or fewer with a window. No path saves the others, it masks them.
         """
         context = context or self.config.block_size
         weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         scores = self.config.n_layer * DESIGNS[self.config.design].score_width(self.config)
-        return 6 * weights + (3 * scores * (context + 1) if causal else 6 * scores * context)
+        window = min(self.config.window or context, context)
+        seen = window * (window + 1) // 2 + (context - window) * window  # keys, by all queries of a context together
+        return 6 * weights + 6 * scores * (seen if causal else context**2) // context
+
+    def cache_bytes(self, context: int | None = None, bytes_per_number: int = 4) -> int:
+        """Bytes that decoding keeps of `context` tokens (block_size if unset), over all layers; of a window no more."""
+        shapes = DESIGNS[self.config.design].cache_shapes(self.config)
+        context = context or self.config.block_size
+        kept = min(self.config.window or context, context)
+        return self.config.n_layer * sum(heads * width for heads, width in shapes) * kept * bytes_per_number
 
     def cache_bytes_per_token(self, bytes_per_number: int = 4) -> int:
-        """Bytes that decoding keeps for every token, over all layers."""
-        shapes = DESIGNS[self.config.design].cache_shapes(self.config)
-        return self.config.n_layer * sum(heads * width for heads, width in shapes) * bytes_per_number
+        """A token's share of these at block_size, rounded down; without a window it is the same at every length."""
+        return self.cache_bytes(None, bytes_per_number) // self.config.block_size

@@ -111,8 +111,9 @@ def main(argv: list[str]) -> int:
     # The run's folder and its log.
     stop = StopSignal()
     files = [Path(word).stem for word in argv if word.endswith(".toml")]
-    heads = (model_config.n_head, model_config.n_kv_head)
-    name = "-".join(files) or ("mha" if heads == (8, 8) else "h{}kv{}".format(*heads))
+    n_head, n_kv_head = model_config.n_head, model_config.n_kv_head
+    heads = f"h{n_head}kv{n_kv_head}" if n_kv_head else f"{model_config.design}-h{n_head}"
+    name = "-".join(files) or ("mha" if heads == "h8kv8" else heads)
     out_dir = Path(config.resume) if config.resume else new_folder(config.out_dir, name, config.overwrite)
     lock = hold(out_dir)
     log = Logbook(

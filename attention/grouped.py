@@ -30,7 +30,8 @@ class GroupedAttention(nn.Module):
             if config.w_o
             else nn.Identity()
         )
-        self.qk_norm = config.qk_norm
+        self.w_gate = nn.Linear(config.n_embd, config.n_head, bias=config.bias) if config.gate else None
+        self.qk_norm, self.window = config.qk_norm, config.window
         self.attention_dropout = config.attention_dropout
         # Dropped attention weights exist only where weights exist: in the from-scratch path.
         self.scratch = config.attention_path == "scratch" or config.attention_dropout > 0
@@ -50,37 +51,36 @@ class GroupedAttention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, n_head or n_kv_head, T, head_dim)
         if cache is not None:
             k, v = cache.append(k, v)  # (B, n_kv_head, S, head_dim)
+        heads = self.attend(q, k, v).transpose(1, 2)  # (B, T, n_head, head_dim)
+        if self.w_gate is not None:  # one value from 0 to 1 for each head and token (Qiu et al. 2025, arXiv 2505.06708)
+            heads = heads * self.w_gate(x).sigmoid().unsqueeze(-1)
+        return self.w_o(heads.reshape(B, T, self.n_head * self.head_dim))  # concatenated -> (B, T, n_embd)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Queries over keys and values as the cache returns them, (B, n_head, T, head_dim)."""
         if self.scratch:
             dropout = self.attention_dropout if self.training else 0.0
-            heads = scratch_attention(q, k, v, dropout, self.weights_tap)
-        else:
-            heads = fused_attention(q, k, v)  # (B, n_head, T, head_dim)
-        heads = heads.transpose(1, 2).reshape(B, T, self.n_head * self.head_dim)  # concatenated
-        return self.w_o(heads)  # (B, T, n_embd)
+            return scratch_attention(q, k, v, dropout, self.weights_tap, self.window)
+        return fused_attention(q, k, v, self.window)
 
     # What a design tells the model about itself, before anything is allocated.
 
-    settings = frozenset({"n_head", "n_kv_head", "head_dim", "qk_norm", "w_o"})  # the fields it reads
+    settings = frozenset({"n_kv_head", "qk_norm", "w_o", "gate", "window"})  # what it reads that others need not
 
     @staticmethod
     def resolve(config: Any) -> dict[str, int]:
-        """The head layout with what was left unset filled in; ValueError for one that cannot be built."""
+        """Its own settings with what was left unset filled in; ValueError for a layout that cannot be built."""
         n_kv_head = config.n_kv_head or config.n_head
         if config.n_head % n_kv_head:
             raise ValueError(f"n_head {config.n_head} is not divisible by n_kv_head {n_kv_head}")
-        if config.head_dim is None and config.n_embd % config.n_head:
+        if not config.w_o and config.n_head * config.head_dim != config.n_embd:
             raise ValueError(
-                f"n_embd {config.n_embd} is not divisible by n_head {config.n_head}; set head_dim, or change one"
-            )
-        head_dim = config.head_dim or config.n_embd // config.n_head
-        if not config.w_o and config.n_head * head_dim != config.n_embd:
-            raise ValueError(
-                f"without w_o the heads must fill the width: n_head {config.n_head} x head_dim {head_dim} "
+                f"without w_o the heads must fill the width: n_head {config.n_head} x head_dim {config.head_dim} "
                 f"is not n_embd {config.n_embd}"
             )
-        if config.positions == "rotary" and head_dim % 2:
-            raise ValueError(f"rotary positions turn pairs: head_dim {head_dim} is odd")
-        return {"n_kv_head": n_kv_head, "head_dim": head_dim}
+        if config.positions == "rotary" and config.head_dim % 2:
+            raise ValueError(f"rotary positions turn pairs: head_dim {config.head_dim} is odd")
+        return {"n_kv_head": n_kv_head}
 
     @staticmethod
     def rotary_width(config: Any) -> int:

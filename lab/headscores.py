@@ -2,7 +2,7 @@
 
 A pattern is (..., T, T), float, row i the weights that query i gives to keys 0 .. i; rows sum to 1. `ids` are the T
 tokens. A score is a mean over the queries that it can be asked of, nan if there are none. Chance is what the same
-score gives for a head that spreads its weight evenly over all that it sees: `score(even(T), ...)`.
+score gives for a head that spreads its weight evenly over all that it sees: `score(even(T, window), ...)`.
 
 TransformerLens' head_detector (its measure "mul") divides by all T queries, also by those that have nothing to find,
 such as the first; here they are left out, so that a perfect head scores 1 on every text. `transformer_lens_score` is
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 
-def even(T: int) -> Tensor:
-    """The pattern of a head that looks at all it sees alike, (T, T)."""
-    return torch.ones(T, T, dtype=torch.float64).tril() / torch.arange(1, T + 1, dtype=torch.float64)[:, None]
+def even(T: int, window: int | None = None) -> Tensor:
+    """The pattern of a head that looks at all it sees alike, (T, T); with a window it sees the last so many tokens."""
+    seen = torch.ones(T, T, dtype=torch.float64).tril().triu(1 - (window or T))
+    return seen / seen.sum(dim=-1, keepdim=True)
 
 
 def found(pattern: Tensor, target: Tensor) -> Tensor:

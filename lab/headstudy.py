@@ -149,7 +149,8 @@ def arc_scores(model: GPT, tokenizer: Tokenizer, seed: int) -> dict[str, dict[st
         result[kind] = {
             "weight": torch.stack([row[0] for row in rows]).mean(0),
             "met": torch.stack([row[1] for row in rows]).mean(0),
-            "chance": sum(len(keys) / (at + 1) for at, keys in arcs) / len(arcs),
+            "chance": sum(float(scores.arc_weight(scores.even(at + 1, model.config.window), at, keys))
+                          for at, keys in arcs) / len(arcs),
             "best_distance": back, "best_distance_met": share, "arcs": len(arcs),
             "best_word": word, "best_word_met": times / len(arcs),
         }  # fmt: skip
@@ -169,7 +170,7 @@ def pattern_scores(
 
     def add(name: str, score: Callable[[Tensor], Tensor], T: int) -> None:
         sums.setdefault(name, []).append(score(weights))
-        chances.setdefault(name, []).append(float(score(scores.even(T))))
+        chances.setdefault(name, []).append(float(score(scores.even(T, model.config.window))))
 
     apart, outputs = [], []
     most = WEIGHTS // (model.config.n_layer * model.config.n_head * text.x.shape[1] ** 2)

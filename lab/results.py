@@ -82,6 +82,7 @@ def entry(design: Design, plan: Plan, reference: Plan) -> dict[str, Any]:
         "name": design.name, "files": [design.file] if design.file else [],
         "changes": changes, "settings": settings,
         **{k: settings[k] for k in ("n_head", "n_kv_head", "head_dim", "n_embd", "learning_rate")},
+        "n_kv_head": settings["n_kv_head"] or settings["n_head"],  # unset where heads do not share keys and values
         **count(plan.model),
     }  # fmt: skip
 

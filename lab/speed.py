@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attention import DESIGNS
 from attention.cache import KVCache
-from attention.kernel import fused_attention, scratch_attention
 from model import GPT, ModelConfig
 from runtime.errors import EnvironmentFault, UserError
 from runtime.optim import make_optimizer
@@ -44,7 +44,8 @@ Timed = Callable[[str, Mapping[str, Callable[[], Any]]], dict[str, list[float]]]
 def count(config: ModelConfig) -> dict[str, float]:
     """What a design costs by count: parameters, training FLOPs and cache bytes a token; nothing is allocated.
 
-    FLOPs as GPT.flops_per_token counts them. Cache bytes by the formula, and as a cache would allocate them.
+    FLOPs as GPT.flops_per_token counts them. Cache bytes a token of a full context, by the formula, and as a cache
+    would allocate them; both rounded down.
     """
     with torch.device("meta"):
         model = GPT(config)
@@ -54,7 +55,7 @@ def count(config: ModelConfig) -> dict[str, float]:
         "parameters_without_embeddings": model.num_parameters(embeddings=False),
         "flops_per_token": model.flops_per_token(),
         "cache_bytes_per_token": model.cache_bytes_per_token(),
-        "cache_bytes_allocated": cache.nbytes / config.block_size,
+        "cache_bytes_allocated": cache.nbytes // config.block_size,
     }
 
 
@@ -265,19 +266,17 @@ def decode_attention(model: GPT, cache: KVCache) -> tuple[Callable[[], None], Ca
     Each layer has a cache of its own, as in a model: one alone would stay in the processor's cache and flatter.
     """
     block: Any = model.blocks[0]
-    attend = scratch_attention if block.attn.scratch else fused_attention
-    config, (batch, _) = model.config, room(cache)
-    grouped = config.n_head != config.n_kv_head
-    q = torch.randn(batch, 1, config.n_head, config.head_dim, device=model.head.weight.device).transpose(1, 2)
+    n_head, (batch, _), width = model.config.n_head, room(cache), cache.layers[0].buffers[0].size(-1)
+    q = torch.randn(batch, 1, n_head, width, device=model.head.weight.device).transpose(1, 2)  # (B, n_head, 1, width)
 
     def ours() -> None:
         for layer in cache.layers:
-            attend(q, *layer.buffers)  # q (B, n_head, 1, head_dim); k and v (B, n_kv_head, context, head_dim)
+            block.attn.attend(q, *layer.buffers)
 
     def sdpa() -> None:
         for layer in cache.layers:
-            k, v = layer.buffers
-            F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+            k, v = layer.buffers[0], layer.buffers[-1]  # one buffer is both
+            F.scaled_dot_product_attention(q, k, v, enable_gqa=n_head != k.size(1))
 
     return ours, sdpa
 
@@ -315,7 +314,9 @@ def check_memory(
         available = available_memory(device)
     if available is None:
         return
-    weights = {name: 4 * int(count(config)["parameters"]) for name, config in configs.items()}
+    with torch.device("meta"):
+        models = {name: GPT(config) for name, config in configs.items()}
+    weights = {name: 4 * model.num_parameters() for name, model in models.items()}
     training = 4 * sum(weights.values()) + max(
         4 * train_batch * c.block_size * (c.n_layer * (2 * c.d_ff + 8 * c.n_embd) + 2 * c.vocab_size)
         for c in configs.values()
@@ -329,9 +330,9 @@ def check_memory(
         )
     for b in batch:
         for c in context:
-            caches = {name: b * c * int(count(config)["cache_bytes_per_token"]) for name, config in configs.items()}
+            caches = {name: b * model.cache_bytes(c) for name, model in models.items()}
             activations = max(
-                4 * b * c * (max(3 * config.d_ff, 4 * config.n_head * config.head_dim) + 2 * config.n_embd)
+                4 * b * c * (max(3 * config.d_ff, 2 * DESIGNS[config.design].score_width(config)) + 2 * config.n_embd)
                 + (8 * b * config.n_head * c * c if config.attention_path == "scratch" else 0)
                 for config in configs.values()
             )

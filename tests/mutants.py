@@ -26,8 +26,11 @@ def left_out(folder: str, names: list[str]) -> list[str]:
             or below_data and (Path(folder) / n).is_dir()]  # fmt: skip
 
 
-KERNEL, GROUPED, CACHE, ROTARY = (f"attention/{name}.py" for name in ("kernel", "grouped", "cache", "rotary"))
+KERNEL, GROUPED, LATENT, CACHE, ROTARY = (
+    f"attention/{name}.py" for name in ("kernel", "grouped", "latent", "cache", "rotary")
+)
 ATTENTION = ["tests/test_attention.py"]
+MLA = ["tests/test_latent.py"]
 MODEL = ["tests/test_model.py"]
 TRAIN = ["tests/test_train.py"]
 CHECKPOINT = ["tests/test_checkpoint.py"]
@@ -57,16 +60,16 @@ MUTANTS = [
     ),
     (
         "query head j reads K/V head j mod g (fused)", KERNEL,
-        "        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=n_head != n_kv_head)",
+        "        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=n_head != n_kv_head, scale=scale)",
         "        k, v = (t.repeat(1, n_head // n_kv_head, 1, 1) for t in (k, v))\n"
-        "        return F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+        "        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)",
         ATTENTION,
     ),
     ("the mask hides a query's own key", KERNEL, ".tril(S - T)", ".tril(S - T - 1)", ATTENTION),
     ("the mask shows the next key", KERNEL, ".tril(S - T)", ".tril(S - T + 1)", ATTENTION),
     ("the mask is aligned upper left", KERNEL, ".tril(S - T)", ".tril()", ATTENTION),
-    ("cached steps use is_causal", KERNEL, "    if T == S:\n", "    if True:\n", ATTENTION),
-    ("scores are not scaled", KERNEL, " / math.sqrt(head_dim)", "", ATTENTION),
+    ("cached steps use is_causal", KERNEL, "    if T == S and not narrow:\n", "    if True:\n", ATTENTION),
+    ("scores are not scaled", KERNEL, " * (scale or 1 / math.sqrt(head_dim))", "", ATTENTION),
     ("softmax over queries", KERNEL, "F.softmax(scores, dim=-1)", "F.softmax(scores, dim=-2)", ATTENTION),
     ("attention dropout does nothing", KERNEL, "F.dropout(weights, dropout)", "weights", ATTENTION),
     (
@@ -86,6 +89,31 @@ MUTANTS = [
     ("the cache's position is stale", "model.py", "start = cache.length if cache else 0", "start = 0", MODEL),
     ("the cache overwrites its beginning", CACHE, "buffer[:, :, self.length : end] = part",
      "buffer[:, :, : part.size(-2)] = part", ATTENTION),
+    ("the window is one too long", KERNEL, "mask.triu(S - T - window + 1)", "mask.triu(S - T - window)", ATTENTION),
+    ("fused attention forgets the window", KERNEL, "narrow = window is not None and window < S", "narrow = False", ATTENTION),
+    ("a ring is written past its window's oldest", CACHE, "buffer[:, :, start % self.slots, None] = part",
+     "buffer[:, :, (start + 1) % self.slots, None] = part", ATTENTION),
+    ("a chunk forgets what it saw before", CACHE, "torch.arange(max(0, start - self.slots + 1), start)",
+     "torch.arange(start, start)", ATTENTION),
+    ("a long chunk leaves the ring as it was", CACHE, "            buffer[:, :, kept % self.slots] = part[:, :, kept - start]\n",
+     "            pass\n", ATTENTION),
+    ("the cache ignores the window", "model.py", "LayerCache(batch_size, room, shapes, self.head.weight, window)",
+     "LayerCache(batch_size, room, shapes, self.head.weight)", MODEL),
+    ("FLOPs ignore the window", "model.py", "        window = min(self.config.window or context, context)\n",
+     "        window = context\n", MODEL),
+    ("a setting of another design is ignored", "model.py", "if field.name in others and", "if False and", MODEL),
+    ("the gate comes from the heads' sum", GROUPED, "heads * self.w_gate(x).sigmoid()",
+     "heads * self.w_gate(x).sigmoid().mean(-1, keepdim=True)", ATTENTION),
+    ("a latent's scores forget the rotary width", LATENT, "math.sqrt(config.head_dim + self.rope_dim)",
+     "math.sqrt(config.head_dim)", MLA),
+    ("the latent is not normed", LATENT, "F.rms_norm(self.w_dkv(x), (self.kv_rank,))", "self.w_dkv(x)", MLA),
+    ("the rotary key is not turned", LATENT, "rotate(q_rotary, *rope), rotate(k_rotary, *rope)",
+     "rotate(q_rotary, *rope), k_rotary", MLA),
+    ("what is cached is expanded", LATENT, "if rows.size(2) == T else", "if True else", MLA),
+    ("W_UV is not applied to the weighted latent of its head", LATENT, "@ w_uv.transpose(-2, -1)",
+     "@ w_uv.flip(0).transpose(-2, -1)", MLA),
+    ("a latent is counted in its absorbed form", LATENT, "return config.n_head * (2 * config.head_dim + (config.rope_dim or 0))",
+     "return config.n_head * (2 * config.kv_rank + (config.rope_dim or 0))", MODEL),
     ("the cache keeps query heads", GROUPED, "return [(config.n_kv_head, config.head_dim)] * 2",
      "return [(config.n_head, config.head_dim)] * 2", ATTENTION),
     ("rotary turns backwards", ROTARY, "torch.cat((-sin, sin), dim=-1)", "torch.cat((sin, -sin), dim=-1)",
@@ -106,6 +134,7 @@ MUTANTS = [
      "0.02 if is_output", MODEL),
     ("blocks do not begin as the identity", "model.py", "0.0 if is_output", "0.02 if is_output", MODEL),
     ("FLOPs leave out the backward pass", "model.py", "return 6 * weights", "return 2 * weights", MODEL),
+    ("chance forgets the window", "lab/headscores.py", ".triu(1 - (window or T))", "", HEADSTUDY),
     ("dropout is not keyed to the step", "train.py",
      "                torch.manual_seed(stable_seed(config.seed, step, micro))", "                pass", TRAIN),
     ("slices of a batch are means of their own", "train.py", 'forward(x, y, reduction="sum") / counted',

@@ -3,32 +3,51 @@
 The reference takes every head and every position by itself, in Python loops, straight from the formulas.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from attention import DESIGNS
 from model import ModelConfig
 
-# The layouts each design is tested in. A design that is not named here is tested in its default layout.
+# The layouts each design is tested in. A design that is not named here is tested in its default layout. On top of
+# these it is tested with every setting of SWITCHES that it reads.
 LAYOUTS = {
     "grouped": {
         "mha": {"n_head": 4, "n_kv_head": 4},
         "gqa": {"n_head": 4, "n_kv_head": 2},
         "mqa": {"n_head": 4, "n_kv_head": 1},
         "wide_heads": {"n_head": 6, "n_kv_head": 3, "head_dim": 10},  # 60 numbers in a model 32 wide
-    }
+        "all_at_once": {"n_head": 4, "n_kv_head": 2, "qk_norm": True, "gate": True, "window": 4},
+    },
+    "latent": {
+        "default": {},
+        "wide_heads": {"n_head": 6, "head_dim": 10, "kv_rank": 7},
+        "single": {"n_head": 1},
+    },
 }
+SWITCHES = {"gate": {"gate": True}, "window": {"window": 3}, "qk_norm": {"qk_norm": True}, "w_o": {"w_o": False}}
+
+
+def switches(design: str) -> dict[str, dict[str, object]]:
+    """Those of SWITCHES that a design reads."""
+    return {name: values for name, values in SWITCHES.items() if name in DESIGNS[design].settings}
+
 
 every_layout = pytest.mark.parametrize(
     "layout",
     [
         pytest.param({"design": design} | layout, id=f"{design}-{name}")
         for design in DESIGNS
-        for name, layout in LAYOUTS.get(design, {"default": {}}).items()
+        for name, layout in (LAYOUTS.get(design, {"default": {}}) | switches(design)).items()
     ],
 )
-every_grouped_layout = pytest.mark.parametrize("layout", LAYOUTS["grouped"].values(), ids=LAYOUTS["grouped"])
+every_grouped_layout = pytest.mark.parametrize(
+    "layout", [pytest.param(layout, id=name) for name, layout in (LAYOUTS["grouped"] | switches("grouped")).items()]
+)
 both_paths = pytest.mark.parametrize("path", ["scratch", "fused"])
 
 
@@ -57,6 +76,13 @@ def random_tokens(batch: int, length: int, vocab_size: int = 20) -> Tensor:
     return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(0))
 
 
+def allocated(run: Callable[[], object]) -> int:
+    """Bytes that PyTorch hands out on the CPU while `run` runs, however briefly they live."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    return sum(max(0, event.self_cpu_memory_usage) for event in profiler.events())
+
+
 def turned(x: Tensor, theta: float) -> Tensor:
     """Rotary positions by complex numbers: x[i] + 1j x[i + width / 2] times exp(1j p theta^(-2i / width))."""
     T, width = x.shape[-2:]
@@ -69,7 +95,7 @@ def turned(x: Tensor, theta: float) -> Tensor:
 def reference_heads(attn: nn.Module, x: Tensor, theta: float | None = None) -> list[Tensor]:
     """Every head's output, (B, T, head_dim), of a GroupedAttention on x (B, T, n_embd), before W_O.
 
-    Causal without a mask, because position i is given nothing but the keys and values 0 .. i.
+    Causal without a mask, because position i is given nothing but the keys and values 0 .. i, or the last of these.
     """
     width, group = attn.head_dim, attn.n_head // attn.n_kv_head
 
@@ -86,9 +112,14 @@ def reference_heads(attn: nn.Module, x: Tensor, theta: float | None = None) -> l
             q, k = turned(q, theta), turned(k, theta)
         outputs = []
         for i in range(x.size(1)):
-            scores = (q[:, i : i + 1] * k[:, : i + 1]).sum(-1) / width**0.5  # (B, i + 1)
+            seen = slice(max(0, i + 1 - (attn.window or i + 1)), i + 1)
+            scores = (q[:, i : i + 1] * k[:, seen]).sum(-1) / width**0.5  # (B, keys seen)
             weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
-            outputs.append((weights[..., None] * v[:, : i + 1]).sum(1))  # (B, head_dim)
+            output = (weights[..., None] * v[:, seen]).sum(1)  # (B, head_dim)
+            if attn.w_gate is not None:
+                opened = x[:, i] @ attn.w_gate.weight[j] + (0 if attn.w_gate.bias is None else attn.w_gate.bias[j])
+                output = output / (1 + (-opened).exp())[:, None]
+            outputs.append(output)
         heads.append(torch.stack(outputs, dim=1))
     return heads
 
@@ -96,4 +127,6 @@ def reference_heads(attn: nn.Module, x: Tensor, theta: float | None = None) -> l
 def reference_attention(attn: nn.Module, x: Tensor, theta: float | None = None) -> Tensor:
     """Concat(head_1 .. head_h) W_O, (B, T, n_embd)."""
     heads = torch.cat(reference_heads(attn, x, theta), dim=-1)
+    if isinstance(attn.w_o, nn.Identity):
+        return heads
     return heads @ attn.w_o.weight.T + (0 if attn.w_o.bias is None else attn.w_o.bias)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import (
+    allocated,
     both_paths,
     every_grouped_layout,
     every_layout,
@@ -17,7 +18,6 @@ from reference import (
     turned,
 )
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention import DESIGNS
@@ -36,7 +36,8 @@ def build(**settings) -> nn.Module:
 
 
 def layer_cache(config: ModelConfig, batch_size: int, room: int) -> LayerCache:
-    return LayerCache(batch_size, room, DESIGNS[config.design].cache_shapes(config), torch.empty(0).double())
+    shapes = DESIGNS[config.design].cache_shapes(config)
+    return LayerCache(batch_size, room, shapes, torch.empty(0).double(), config.window)
 
 
 def qkv(B: int, n_head: int, n_kv_head: int, T: int, S: int, width: int, dtype=torch.float64) -> list[Tensor]:
@@ -56,9 +57,9 @@ def test_one_wide_projection_is_the_small_ones_side_by_side():
 
 @every_grouped_layout
 @both_paths
-@pytest.mark.parametrize("extra", [{}, {"bias": True}, {"qk_norm": True}], ids=["plain", "bias", "qk_norm"])
-def test_the_block_equals_a_loop_over_separate_heads(layout, path, extra):
-    attn, x = build(attention_path=path, **layout, **extra), random(2, 6, 32)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_the_block_equals_a_loop_over_separate_heads(layout, path, bias):
+    attn, x = build(attention_path=path, bias=bias, **layout), random(2, 6, 32)
     torch.testing.assert_close(attn(x), reference_attention(attn, x), atol=1e-10, rtol=0)
 
 
@@ -157,13 +158,47 @@ def test_the_four_projections_hold_4_h_squared_weights_whatever_the_head_count(n
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 2e-5)], ids=str)
 @pytest.mark.parametrize("T, S", [(7, 7), (3, 7), (1, 7), (1, 1)], ids=["whole", "chunk", "step", "first"])
 @pytest.mark.parametrize("n_kv_head", [4, 2, 1], ids=["mha", "gqa", "mqa"])
-def test_the_two_paths_agree_in_value_and_gradient(n_kv_head, T, S, dtype, tolerance):
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"window": 99}, {"scale": 0.1}], ids=str)
+def test_the_two_paths_agree_in_value_and_gradient(options, n_kv_head, T, S, dtype, tolerance):
     inputs = qkv(2, 4, n_kv_head, T, S, width=10, dtype=dtype)
     towards = random(2, 4, T, 10, seed=9, dtype=dtype)
-    scratch, fused = scratch_attention(*inputs), fused_attention(*inputs)
+    scratch, fused = scratch_attention(*inputs, **options), fused_attention(*inputs, **options)
     torch.testing.assert_close(scratch, fused, atol=tolerance, rtol=0)
     scratch, fused = (torch.autograd.grad(out, inputs, towards) for out in (scratch, fused))
     torch.testing.assert_close(scratch, fused, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("T, S", [(7, 7), (3, 7), (1, 7)], ids=["whole", "chunk", "step"])
+def test_values_may_be_narrower_than_keys(T, S):
+    q, k, v = qkv(2, 4, 2, T, S, width=10)
+    v = v[..., :6].detach().requires_grad_()
+    results = []
+    for attend in (scratch_attention, fused_attention):
+        out = attend(q, k, v)
+        assert out.shape == (2, 4, T, 6)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+    torch.testing.assert_close(*results, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("attend", KERNELS.values(), ids=KERNELS)
+def test_scores_are_multiplied_by_the_scale_that_is_given(attend):
+    q, k, v = qkv(2, 4, 2, 5, 5, width=16)
+    torch.testing.assert_close(attend(q, k, v, scale=0.5), attend(2 * q, k, v), atol=1e-10, rtol=0)  # 2 / sqrt(16)
+
+
+@pytest.mark.parametrize("T, S", [(6, 6), (3, 6), (1, 6)], ids=["whole", "chunk", "step"])
+@pytest.mark.parametrize("attend", KERNELS.values(), ids=KERNELS)
+def test_what_lies_before_the_window_has_no_influence(attend, T, S):
+    q, k, v = (t.detach() for t in qkv(2, 4, 2, T, S, width=8, dtype=torch.float32))
+    before = attend(q, k, v, window=2)
+    for i in range(T):
+        place = S - T + i
+        hidden = [j for j in range(S) if not place - 1 <= j <= place]  # a window of 2: itself and the one before
+        k_changed, v_changed = k.clone(), v.clone()
+        k_changed[:, :, hidden], v_changed[:, :, hidden] = 1e30, -1e30
+        assert torch.equal(attend(q, k_changed, v_changed, window=2)[:, :, i], before[:, :, i])
+    assert not torch.allclose(before, attend(q, k, v))
+    torch.testing.assert_close(attend(q, k, v, window=S), attend(q, k, v), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("magnitude", [1e-3, 1.0, 1e2, 1e4])
@@ -227,16 +262,11 @@ def test_a_cached_step_is_never_called_causal(monkeypatch):
 def test_the_mask_aligns_the_last_query_with_the_last_key():
     expected = [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     assert causal_mask(3, 5, torch.device("cpu")).int().tolist() == expected
+    in_window = [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+    assert causal_mask(3, 5, torch.device("cpu"), window=2).int().tolist() == in_window
 
 
 # Keys and values are never copied to full size
-
-
-def allocated(run) -> int:
-    """Bytes that PyTorch hands out on the CPU while `run` runs, however briefly they live."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    return sum(max(0, event.self_cpu_memory_usage) for event in profiler.events())
 
 
 def copies_keys(attend, n_kv_head: int, T: int, S: int, width: int) -> tuple[bool, bool]:
@@ -337,6 +367,34 @@ def test_a_cleared_cache_begins_again_in_the_same_memory():
     assert [layer.buffers[0].data_ptr() for layer in layers] == memory
 
 
+def test_a_cache_with_a_window_keeps_no_more_than_the_window():
+    """Written by one, and in chunks shorter and longer than the window of 3; every new position finds what it sees."""
+    new = random(1, 2, 12, 4)
+    for chunks in ([1] * 12, [2] * 6, [1, 2, 1, 3, 1, 4], [5, 7], [12], [3, 1, 1, 7]):
+        cache = LayerCache(1, 12, [(2, 4)], torch.empty(0).double(), window=3)
+        assert cache.buffers[0].shape == (1, 2, 3, 4)
+        memory = cache.buffers[0].data_ptr()
+        for part in new.split(chunks, dim=2):
+            (seen,) = cache.append(part)
+            first = max(0, cache.length - part.size(2) - 2)  # what the first of the new positions sees
+            expected = new[:, :, first : cache.length]
+            if part.size(2) == 1:  # in any order
+                seen, expected = (t[..., 0].sort(dim=-1).values for t in (seen, expected))
+            assert torch.equal(seen, expected)
+        assert cache.length == 12 and cache.buffers[0].data_ptr() == memory
+        with pytest.raises(ValueError, match=r"room for 12 .* 13 "):
+            cache.append(new[:, :, :1])
+    assert LayerCache(1, 2, [(2, 4)], torch.empty(0), window=3).buffers[0].shape == (1, 2, 2, 4)
+
+
+def test_a_step_beyond_the_window_copies_nothing_of_the_cache():
+    cache = LayerCache(1, 1000, [(2, 4)], torch.empty(0), window=500)
+    cache.append(torch.ones(1, 2, 700, 4))
+    new = torch.ones(1, 2, 1, 4)
+    assert cache.append(new)[0].data_ptr() == cache.buffers[0].data_ptr()
+    assert allocated(lambda: cache.append(new)) < cache.buffers[0].nbytes / 10
+
+
 # Rotary positions
 
 
@@ -402,7 +460,7 @@ def test_no_design_lets_a_position_see_later_ones(layout, path):
 @torch.no_grad()
 def test_every_design_decodes_from_its_cache_what_it_computes_at_once(layout, path):
     config, attn, x = tiny(**layout), build(attention_path=path, **layout), random(2, 9, 32)
-    for chunks in ([9], [1] * 9, [4, 1, 1, 3], [2, 3, 4]):
+    for chunks in ([9], [1] * 9, [4, 1, 1, 3], [2, 3, 4], [1, 7, 1]):
         cache = layer_cache(config, 2, room=9)
         steps = [attn(part, None, cache) for part in x.split(chunks, dim=1)]
         torch.testing.assert_close(torch.cat(steps, dim=1), attn(x), atol=1e-10, rtol=0)
@@ -411,4 +469,4 @@ def test_every_design_decodes_from_its_cache_what_it_computes_at_once(layout, pa
 @every_layout
 def test_every_design_names_settings_that_exist(layout):
     settings = DESIGNS[layout["design"]].settings
-    assert set(layout) - {"design"} <= settings <= set(ModelConfig.__dataclass_fields__)
+    assert set(layout) - {"design", "n_head", "head_dim"} <= settings <= set(ModelConfig.__dataclass_fields__)

@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+import attention
 from model import GPT, ModelConfig
 from runtime.runs import TrainConfig
 from runtime.settings import build, parse
 
 CONFIG = Path(__file__).parent.parent / "config"
 FILES = sorted(CONFIG.rglob("*.toml"))
-DESIGNS = ["mha", "single-head", "mha-16", "gqa-2", "mqa", "no-wo", "kv/one-head", "kv/narrow-heads"]
+OTHERS = {"gpu", "nanogpt-cpu", "tinystories"}  # files that are no design: sizes, recipes, data sets
+ON_TOP = sorted({path.stem for path in CONFIG.glob("*.toml")} - OTHERS)
+DESIGNS = [*ON_TOP, "kv/one-head", "kv/narrow-heads"]
+OF_ATTENTION = {"design", "n_head", "head_dim"}.union(*(design.settings for design in attention.DESIGNS.values()))
 
 
 def model_of(*names, **changes):
@@ -33,7 +37,7 @@ def test_every_file_builds_and_begins_by_saying_what_it_is(file):
 def test_a_design_holds_only_its_difference(name):
     """Every line of a design file is about attention, or d_ff where a control says so, and differs from mha."""
     values = tomllib.loads((CONFIG / f"{name}.toml").read_text(encoding="utf-8"))
-    assert set(values) <= {"n_head", "n_kv_head", "head_dim", "w_o"} | ({"d_ff"} if "/" in name else set())
+    assert set(values) <= OF_ATTENTION | ({"d_ff"} if "/" in name else set())
     if name != "mha":
         assert all(ModelConfig.__dataclass_fields__[key].default != value for key, value in values.items())
 
@@ -64,7 +68,19 @@ def test_nanogpt_cpu_has_nanogpts_parameters():
     assert model_of("nanogpt-cpu").num_parameters() == 65 * 128 + 64 * 128 + 4 * layer + 128
 
 
-@pytest.mark.parametrize("design", DESIGNS[:6])
+def test_every_design_has_a_file():
+    assert {model_of(name).config.design for name in ON_TOP} == set(attention.DESIGNS)
+
+
+def test_mla_caches_a_latent_of_half_the_width_and_a_rotary_key_of_half_a_head():
+    assert model_of("mla").cache_bytes_per_token() == 3 * (64 + 8) * 4  # layers, fp32; mha has 3 * 2 * 128 * 4
+
+
+def test_the_window_keeps_a_quarter_of_the_context():
+    assert model_of("window").cache_bytes_per_token() == model_of("mha").cache_bytes_per_token() / 4
+
+
+@pytest.mark.parametrize("design", ON_TOP)
 def test_a_design_stacks_on_the_sizes(design):
     for size in ("gpu", "tinystories"):
         assert model_of(size, design).config.n_embd == model_of(size).config.n_embd

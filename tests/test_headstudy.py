@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from reference import switches
 
 import heads
 import prepare
@@ -145,8 +146,12 @@ def small(**settings):
     return open_model(model)
 
 
-LAYOUTS = [{}, {"n_kv_head": 2}, {"n_kv_head": 1}, {"head_dim": 8}, {"bias": True}, {"w_o": False}]
-EACH = [{"design": design} | layout for design in DESIGNS for layout in (LAYOUTS if design == "grouped" else [{}])]
+LAYOUTS = {"grouped": [{"n_kv_head": 2}, {"n_kv_head": 1}]}  # beside what every design is tried with
+EACH = [
+    {"design": design} | layout
+    for design in DESIGNS
+    for layout in [{}, {"head_dim": 8}, {"bias": True}, *LAYOUTS.get(design, []), *switches(design).values()]
+]
 IDS = torch.randint(0, 30, (10,), generator=torch.Generator().manual_seed(1))
 
 
@@ -179,14 +184,47 @@ def test_opening_a_model_changes_nothing_of_what_it_says():
         assert torch.allclose(open_model(model)(IDS[None]), model(IDS[None]), atol=1e-5)
 
 
+@pytest.mark.parametrize("settings", EACH, ids=str)
+def test_the_study_holds_of_every_design(settings):
+    """One of its own numbers is checked on the way: zeroing all heads leaves what the stream alone says."""
+    model = small(**settings, vocab_size=V)
+    text = of_text(np.random.default_rng(2).integers(0, V, 80).tolist(), 12, 8192)
+    found = study(model, LETTERS, text)
+    assert [(h["layer"], h["head"]) for h in found["heads"]] == [(layer, head) for layer in (0, 1) for head in range(4)]
+    assert all(math.isfinite(h["zeroed"]["mean"]) for h in found["heads"])
+    assert all(0 <= h["scores"]["previous token"]["value"] <= 1 + 1e-9 for h in found["heads"])
+    for block in model.blocks:
+        bias = getattr(block.attn.w_o, "bias", None)
+        rest = 0 if bias is None else bias  # which is no head's
+        block.attn.register_forward_hook(lambda m, a, out, rest=rest: 0 * out + rest)
+    with torch.no_grad():
+        assert found["pruning"][-1]["loss"] == pytest.approx(float(losses(model, *text).mean()), abs=1e-5)
+
+
+def test_chance_is_that_of_what_a_window_lets_be_seen():
+    """Heads whose queries are zero spread their weight evenly, so that every score is what chance gives."""
+    model = small(window=3, vocab_size=V)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.w_q.weight.zero_()
+    text = of_text(np.random.default_rng(2).integers(0, V, 80).tolist(), 12, 8192)
+    for head in study(model, LETTERS, text)["heads"]:
+        previous = head["scores"]["previous token"]
+        seen = [2] + [3] * 10  # keys that queries 1 to 11 see
+        assert previous["chance"] == pytest.approx(sum(1 / n for n in seen) / 11)
+        for name in ("previous token", "distance", "entropy", "confidence", "duplicate token"):
+            if name in head["scores"]:
+                assert head["scores"][name]["value"] == pytest.approx(head["scores"][name]["chance"], abs=1e-6)
+
+
+@pytest.mark.parametrize("settings", EACH, ids=str)
 @torch.no_grad()
-def test_a_head_put_to_zero_takes_exactly_its_slice_away():
-    model = small()
+def test_a_head_put_to_zero_takes_exactly_its_slice_away(settings):
+    model = small(**settings)
     out = []
     hook = model.blocks[1].attn.register_forward_hook(lambda m, a, o: out.append(o[0]))
     seen = look(model, IDS)
-    zeros = torch.zeros(4, 4)
-    with changed(model, {1: put([2], zeros)}):
+    with changed(model, {1: put([2], torch.zeros(4, seen.outputs.size(-1)))}):
         model(IDS[None])
     hook.remove()
     for place in range(10):

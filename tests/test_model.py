@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from reference import every_layout, lively, random_tokens, reference_attention, tiny
+from reference import LAYOUTS, every_layout, lively, random, random_tokens, reference_attention, tiny
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -199,6 +199,17 @@ def test_scaled_initial_values_follow_the_fan_in_and_every_block_begins_as_the_i
     torch.testing.assert_close(model.hidden(idx), model.norm(model.embed(idx)), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("design", ["grouped", "latent"])
+@pytest.mark.parametrize("init", ["scaled", "gpt2"])
+def test_gates_begin_about_half_open(design, init):
+    """Where a sigmoid is steepest: x is normed and the weights' spread is 0.5 / sqrt(n_embd), so that sd is 0.12."""
+    attn = GPT(ModelConfig(design=design, gate=True, init=init, vocab_size=20)).blocks[0].attn
+    gates = attn.w_gate(random(4000, 128, dtype=torch.float32)).sigmoid()
+    assert gates.mean().item() == pytest.approx(0.5, abs=0.02)
+    expected = 0.5 / 4 if init == "scaled" else 0.02 * math.sqrt(128) / 4  # the sigmoid's slope is 1/4
+    assert gates.std().item() == pytest.approx(expected, rel=0.15)
+
+
 # Decoding from the cache
 
 
@@ -297,9 +308,15 @@ def test_parameters_are_counted_by_hand_and_tied_ones_once(tied):
 def test_training_flops_are_those_of_a_real_step(layout, activation, tied):
     config = tiny(attention_path="scratch", activation=activation, tie_embeddings=tied, **layout)
     model, idx = GPT(config), random_tokens(2, 12)
-    with FlopCounterMode(display=False) as counter:
-        model(idx, idx).backward()
-    assert counter.get_total_flops() == 2 * 12 * model.flops_per_token(context=12)
+    with FlopCounterMode(display=False) as forward:
+        loss = model(idx, idx)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    counted = 2 * 12 * model.flops_per_token(context=12)
+    assert 3 * forward.get_total_flops() == counted
+    # A new design may have weights that are no function of its input and need no gradient: its step costs less.
+    step = forward.get_total_flops() + backward.get_total_flops()
+    assert step == counted if layout["design"] in LAYOUTS else step <= counted
 
 
 def test_training_flops_by_hand():
@@ -313,6 +330,10 @@ def test_training_flops_by_hand():
     seen = [1, 2, 3, 4, 5]  # keys that each of five tokens sees
     assert model.flops_per_token(context=5, causal=True) == 6 * (weights + sum(seen) / 5 * per_key)
     assert model.flops_per_token(context=4, causal=True) == 6 * (weights + 2.5 * per_key)
+    model = GPT(tiny(n_kv_head=1, head_dim=10, d_ff=50, activation="relu", window=2))
+    seen = [1, 2, 2, 2]
+    assert model.flops_per_token(context=4, causal=True) == 6 * (weights + sum(seen) / 4 * per_key)
+    assert model.flops_per_token(context=4) == 6 * (weights + 4 * per_key)  # what is masked is computed all the same
 
 
 @every_layout
@@ -320,14 +341,44 @@ def test_cache_bytes_by_formula_are_the_bytes_allocated(layout):
     model = GPT(tiny(**layout))
     cache = model.new_cache(batch_size=3, room=11)
     allocated = sum(buffer.untyped_storage().nbytes() for layer in cache.layers for buffer in layer.buffers)
-    assert cache.nbytes == allocated == 3 * 11 * model.cache_bytes_per_token()
-    assert model.new_cache(batch_size=1).nbytes == 16 * model.cache_bytes_per_token()  # block_size
+    assert cache.nbytes == allocated == 3 * model.cache_bytes(11)
+    assert model.new_cache(batch_size=1).nbytes == model.cache_bytes()  # block_size
+    assert model.cache_bytes_per_token() == model.cache_bytes() // 16
 
 
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
 def test_the_cache_holds_k_and_v_of_the_groups_alone(n_kv_head):
     model = GPT(tiny(n_layer=3, n_head=4, n_kv_head=n_kv_head, head_dim=10))
     assert model.new_cache(1, 7).nbytes == 2 * 3 * n_kv_head * 10 * 4 * 7  # K and V, layers ... fp32, room
+
+
+def test_a_window_bounds_the_cache_at_every_length():
+    model, whole = GPT(tiny(block_size=100, window=30)), GPT(tiny(block_size=100))
+    per_token = 2 * 2 * 32 * 4  # layers, K and V, all heads' width, fp32
+    assert [model.cache_bytes(context) for context in (1, 29, 30, 31, 1000)] == [
+        per_token * kept for kept in (1, 29, 30, 30, 30)
+    ]
+    assert model.new_cache(2).nbytes == 2 * model.cache_bytes() == 2 * 30 * per_token
+    assert whole.cache_bytes(31) == 31 * per_token and whole.cache_bytes_per_token() == per_token
+    assert model.cache_bytes_per_token() == per_token * 30 // 100
+    assert model.cache_bytes_per_token(2) == per_token // 2 * 30 // 100
+
+
+@torch.no_grad()
+def test_a_window_as_long_as_the_context_changes_nothing():
+    windowed, whole = (lively(GPT(tiny(window=window))) for window in (16, None))
+    torch.testing.assert_close(windowed(random_tokens(2, 16)), whole(random_tokens(2, 16)))
+
+
+@torch.no_grad()
+def test_a_token_reaches_as_far_as_the_layers_have_windows():
+    """Each of two layers lets a token see 2 before itself: it knows of those up to 4 back, and of none before."""
+    model, idx = lively(GPT(tiny(window=3, positions="none"))).double(), random_tokens(1, 12)
+    whole = model(idx)
+    for back, known in ((4, True), (5, False)):
+        changed = idx.clone()
+        changed[0, 11 - back] += 1
+        assert torch.allclose(model(changed)[0, 11], whole[0, 11], atol=1e-12) != known
 
 
 def test_multi_query_caches_one_hth_of_multi_head():
@@ -338,7 +389,8 @@ def test_multi_query_caches_one_hth_of_multi_head():
 
 # What a config refuses, and what it fills in
 
-SIZES = ["n_layer", "n_head", "n_kv_head", "head_dim", "n_embd", "d_ff", "block_size", "vocab_size"]
+SIZES = ["n_layer", "n_head", "n_kv_head", "head_dim", "n_embd", "d_ff", "block_size", "vocab_size", "window",
+         "kv_rank", "rope_dim"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -350,6 +402,13 @@ SIZES = ["n_layer", "n_head", "n_kv_head", "head_dim", "n_embd", "d_ff", "block_
         ({"head_dim": 5, "positions": "rotary"}, ["rotary", "head_dim 5"]),
         ({"w_o": False, "n_head": 4, "head_dim": 6}, ["w_o", "n_head 4", "head_dim 6", "n_embd 32"]),
         ({"positions": "learned", "rope_theta": 500.0}, ["rope_theta 500.0", "learned"]),
+        ({"design": "latent", "positions": "learned", "rope_dim": 4}, ["rope_dim 4", "learned", "leave it out"]),
+        ({"design": "latent", "rope_dim": 5}, ["pairs", "rope_dim 5"]),
+        ({"design": "latent", "n_kv_head": 2}, ["n_kv_head 2", "latent", "leave it out"]),
+        ({"design": "latent", "qk_norm": True}, ["qk_norm True", "latent", "leave it out"]),
+        ({"design": "grouped", "kv_rank": 8}, ["kv_rank 8", "grouped", "leave it out"]),
+        ({"design": "grouped", "rope_dim": 8}, ["rope_dim 8", "grouped", "leave it out"]),
+        ({"design": "linear"}, ["design", "grouped, latent", "linear"]),
         ({"positions": "rotary", "rope_theta": -1.0}, ["rope_theta", "0", "-1.0"]),
         ({"dropout": 1.0}, ["dropout", "below 1", "1.0"]),
         ({"dropout": -0.1}, ["dropout", "at least 0", "-0.1"]),

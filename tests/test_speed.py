@@ -5,7 +5,9 @@ import math
 
 import pytest
 import torch
+from reference import every_layout, tiny
 
+from attention import grouped
 from lab import speed
 from lab.speed import (
     check_memory,
@@ -97,21 +99,24 @@ def test_a_gain_is_expected_where_the_cache_of_mha_weighs_as_much_as_the_weights
     assert not gain_expected(1, 767, 128)
 
 
+@every_layout
 @torch.inference_mode()
-def test_a_decoding_call_is_the_step_that_follows_the_prefill_however_often_it_is_made():
-    model = decoder(SMALL, 9)
+def test_a_decoding_call_is_the_step_that_follows_the_prefill_however_often_it_is_made(layout):
+    model = decoder(tiny(**layout, block_size=6), 9)
     assert model.config.block_size == 9
     for name, parameter in model.named_parameters():  # those of w_o begin at zero, and hide the attention
         if "norm" not in name:
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
     cache = model.new_cache(3, 9)
+    for attention_alone in decode_attention(model, cache):
+        attention_alone()
     first = prefill(model, cache)()
     tokens = random_ids(model, 3, 9)
-    torch.testing.assert_close(first, model(tokens)[:, -1])
+    torch.testing.assert_close(first, model(tokens)[:, -1], atol=1e-4, rtol=0)
     step = decode(model, cache)
     last = torch.cat((tokens[:, :8], random_ids(model, 3, 1)), dim=1)
     for _ in range(3):
-        torch.testing.assert_close(step(), model(last)[:, -1:])
+        torch.testing.assert_close(step(), model(last)[:, -1:], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("n_kv_head", [1, 2])
@@ -121,7 +126,7 @@ def test_attention_is_measured_over_a_cache_for_every_layer_and_sdpa_on_the_same
     cache = model.new_cache(3, 5)
     seen: dict[str, list] = {"fused": [], "sdpa": []}
     options = []
-    monkeypatch.setattr(speed, "fused_attention", lambda *tensors: seen["fused"].append(tensors))
+    monkeypatch.setattr(grouped, "fused_attention", lambda *tensors: seen["fused"].append(tensors[:3]))
 
     def sdpa(*tensors, **given):
         seen["sdpa"].append(tensors)
@@ -233,6 +238,12 @@ def test_a_model_that_could_not_be_trained_is_refused_with_its_size():
     config = ModelConfig(n_embd=8192, n_layer=80, vocab_size=96)
     with pytest.raises(UserError, match=r"training big needs about .*big has 64,\d{3},\d{3},\d{3} parameters"):
         check_memory({"big": config}, [1], [4], 1, available=10**10)
+
+
+def test_what_a_window_bounds_is_not_asked_for():
+    check_memory({"window": ModelConfig(vocab_size=96, window=8)}, [16], [2048], 1, available=3 * 10**8)
+    with pytest.raises(UserError, match="for the cache of mha"):
+        check_memory({"mha": ModelConfig(vocab_size=96)}, [16], [2048], 1, available=3 * 10**8)
 
 
 def test_where_the_free_memory_is_unknown_nothing_is_refused(monkeypatch):
