@@ -24,9 +24,11 @@ class ModelConfig:
     n_layer: int = 3  # blocks
     n_head: int = 8  # query heads
     n_kv_head: int | None = None  # K/V heads: unset = n_head (MHA), 1 = MQA, between = GQA
+    heads_per_kv: int | None = None  # or the same as a ratio: query heads to a K/V head
     head_dim: int | None = None  # width of one head; unset = n_embd / n_head
     n_embd: int = 128  # width of the model
     d_ff: int | None = None  # width of the MLP; unset = 4 n_embd
+    d_ff_ratio: float | None = None  # or the same as a ratio: d_ff to n_embd
     block_size: int = 128  # longest context, in tokens
     vocab_size: int | None = None  # unset = the data set's
     design: Literal["grouped"] = "grouped"  # the attention block: a file in attention/
@@ -45,7 +47,8 @@ class ModelConfig:
     tie_embeddings: bool = False  # one matrix for the token embedding and the output head
 
     def __post_init__(self):
-        for name in ("n_layer", "n_head", "n_kv_head", "head_dim", "n_embd", "d_ff", "block_size", "vocab_size"):
+        for name in ("n_layer", "n_head", "n_kv_head", "heads_per_kv", "head_dim", "n_embd", "d_ff", "block_size",
+                     "vocab_size"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not 1 <= value < 2**31:
                 raise ValueError(f"{name} must be at least 1 and below 2^31, not {value}")
@@ -62,7 +65,12 @@ class ModelConfig:
             raise ValueError(f"rope_theta {self.rope_theta} is not used with positions {self.positions}; unset it")
         if self.rope_theta is not None and not 0 < self.rope_theta < math.inf:
             raise ValueError(f"rope_theta must be above 0 and finite, not {self.rope_theta}")
-        filled: dict[str, float] = {"d_ff": self.d_ff or 4 * self.n_embd}
+        ratio = 4.0 if self.d_ff_ratio is None else self.d_ff_ratio
+        if not 1 <= ratio * self.n_embd < 2**31:
+            raise ValueError(f"d_ff_ratio {ratio} x n_embd {self.n_embd} must be at least 1 and below 2^31")
+        if self.d_ff_ratio and self.d_ff not in (None, round(ratio * self.n_embd)):
+            raise ValueError(f"d_ff {self.d_ff} is not d_ff_ratio {ratio} x n_embd {self.n_embd}; set one to none")
+        filled: dict[str, float | None] = {"d_ff": self.d_ff or round(ratio * self.n_embd), "d_ff_ratio": None}
         if self.positions == "rotary":
             filled["rope_theta"] = self.rope_theta or 10000.0
         for name, value in (filled | DESIGNS[self.design].resolve(self)).items():

@@ -60,12 +60,19 @@ class GroupedAttention(nn.Module):
 
     # What a design tells the model about itself, before anything is allocated.
 
-    settings = frozenset({"n_head", "n_kv_head", "head_dim", "qk_norm", "w_o"})  # the fields it reads
+    settings = frozenset({"n_head", "n_kv_head", "heads_per_kv", "head_dim", "qk_norm", "w_o"})  # the fields it reads
 
     @staticmethod
-    def resolve(config: Any) -> dict[str, int]:
+    def resolve(config: Any) -> dict[str, int | None]:
         """The head layout with what was left unset filled in; ValueError for one that cannot be built."""
-        n_kv_head = config.n_kv_head or config.n_head
+        group = config.heads_per_kv or 1
+        if config.n_head % group:
+            raise ValueError(f"n_head {config.n_head} is not divisible by heads_per_kv {group}")
+        n_kv_head = config.n_kv_head or config.n_head // group
+        if config.heads_per_kv and n_kv_head * group != config.n_head:
+            raise ValueError(
+                f"n_kv_head {n_kv_head} is not n_head {config.n_head} / heads_per_kv {group}; set one to none"
+            )
         if config.n_head % n_kv_head:
             raise ValueError(f"n_head {config.n_head} is not divisible by n_kv_head {n_kv_head}")
         if config.head_dim is None and config.n_embd % config.n_head:
@@ -80,7 +87,7 @@ class GroupedAttention(nn.Module):
             )
         if config.positions == "rotary" and head_dim % 2:
             raise ValueError(f"rotary positions turn pairs: head_dim {head_dim} is odd")
-        return {"n_kv_head": n_kv_head, "head_dim": head_dim}
+        return {"n_kv_head": n_kv_head, "heads_per_kv": None, "head_dim": head_dim}
 
     @staticmethod
     def rotary_width(config: Any) -> int:
