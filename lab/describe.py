@@ -41,7 +41,7 @@ def describe(config: ModelConfig, cache_dtype: torch.dtype = torch.float32) -> d
         **costs,
         "forward_flops_per_token": costs["flops_per_token"] // 3,  # backward is two products where forward is one
         "cache_dtype": str(cache_dtype).removeprefix("torch."),
-        "cache_bytes_at_full_context": costs["cache_bytes_per_token"] * config.block_size,
+        "cache_bytes_at_full_context": round(costs["cache_bytes_allocated"] * config.block_size),
     }
 
 
@@ -65,20 +65,18 @@ def steps(config: ModelConfig) -> list[Step]:
         x = torch.empty(1, T, config.n_embd)
 
     found = [Step("x", ("B", "T", config.n_embd))]
-    between = {}
-    if config.design == "grouped":
-        q, kv = ("B", config.n_head, "T", config.head_dim), ("B", config.n_kv_head, "T", config.head_dim)
-        split = [Step("split into heads: q", q), Step("split into heads: k", kv), Step("split into heads: v", kv)]
-        between = {"weights_tap": split, "w_o": [Step("weights @ v", q)]}
+    q, kv = ("B", config.n_head, "T", config.head_dim), ("B", config.n_kv_head, "T", config.head_dim)
+    split = [Step("split into heads: q", q), Step("split into heads: k", kv), Step("split into heads: v", kv)]
+    known = config.design == "grouped"
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def note(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-            found.extend(between.get(name, []))
             before, after = (("B", *("T" if n == T else n for n in t.shape[1:])) for t in (args[0], out))
             if name == "w_o":
                 found.append(Step("heads side by side", before))
             if name == "weights_tap":
-                found.append(Step("softmax of scores: weights", after))
+                weights = Step("softmax of scores: weights", after)
+                found.extend([*split, weights, Step("weights @ v", q)] if known else [weights])
             elif not isinstance(module, nn.Identity):  # as w_o is where there is none
                 again = any(step.name == name for step in found)  # the same weights, applied once more
                 found.append(Step(name, after, 0 if again else matrix_weights(module)))
@@ -91,5 +89,5 @@ def steps(config: ModelConfig) -> list[Step]:
     attn(x, rope)
     if rest := matrix_weights(attn) - sum(step.weights for step in found):
         found.append(Step("other weights", (), rest))  # of a design that applies some without calling a module
-    return [step._replace(name=f"{SIX[step.name]} {step.name}") if between and step.name in SIX else step
+    return [step._replace(name=f"{SIX[step.name]} {step.name}") if known and step.name in SIX else step
             for step in found]  # fmt: skip
