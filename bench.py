@@ -3,10 +3,10 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich import box
@@ -15,9 +15,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from lab.describe import SHAPE, Step, describe, steps
 from lab.designs import DesignFiles, read_designs
 from lab.results import git_commit, machine
-from lab.speed import count, measure
+from lab.speed import measure
 from model import ModelConfig
 from runtime import errors
 from runtime.devices import pick_device
@@ -30,7 +31,8 @@ DESCRIPTION = f"""Measure the speed and memory of head designs: random weights, 
 
     python bench.py                                     the default design
     python bench.py config/mha.toml config/mqa.toml --batch 1 16 --context 256 2048
-    python bench.py config/*.toml --base config/gpu.toml --describe
+    python bench.py config/systems/*.toml --describe                what they are and cost, counted: no model is built
+    python bench.py config/systems/llama2-70b.toml --describe       of one, also the way through its attention
 
 Every file is one design; any setting of the model may follow and holds for all (vocab_size is {VOCAB_SIZE} unless
 set). The designs take turns; a figure is the median of several rounds, with the lowest and the highest. Beside it
@@ -46,7 +48,8 @@ class BenchConfig(DesignFiles):
     rounds: int = 5  # times that every design has its turn
     threads: int | None = None  # of a CPU; unset = one for each core
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    describe: bool = False  # only count parameters, FLOPs and cache bytes; nothing is built or run
+    describe: bool = False  # only tell the shape and count parameters, FLOPs and cache bytes; nothing is run
+    cache_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # in which --describe counts cache bytes
 
     def __post_init__(self) -> None:
         for name in ("batch", "context"):
@@ -56,6 +59,8 @@ class BenchConfig(DesignFiles):
         for name in ("train_batch", "rounds", "threads"):
             if (value := getattr(self, name)) is not None and not 1 <= value < 2**31:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.cache_dtype != "float32" and not self.describe:
+            raise ValueError(f"cache_dtype {self.cache_dtype} needs --describe: speed is measured in float32")
 
 
 def main(argv: list[str]) -> None:
@@ -68,17 +73,20 @@ def main(argv: list[str]) -> None:
         vocab_size = design.settings.get("vocab_size") or VOCAB_SIZE
         (models[name],) = build((ModelConfig,), design.settings | {"vocab_size": vocab_size})
     device = str(pick_device(config.device))
-    counts = {name: count(model) for name, model in models.items()}
+    counts = {name: describe(model, getattr(torch, config.cache_dtype)) for name, model in models.items()}
+    way = steps(next(iter(models.values()))) if config.describe and len(models) == 1 else []
     result: dict[str, Any] = {
         "command": "python bench.py " + shlex.join(argv), "git_commit": git_commit(), "torch": torch.__version__,
         "machine": machine(), "speed": None,
         "designs": {name: {"file": designs[name].file, **counts[name], "settings": as_dict(model)}
                     for name, model in models.items()},
+        "attention_steps": [step._asdict() for step in way],
     }  # fmt: skip
     console = Console() if sys.stdout.isatty() else Console(width=100)
-    console.print(count_table(counts))
-    vocabularies = sorted({model.vocab_size for model in models.values()})
-    console.print(f"with {' or '.join(f'{size:,}' for size in vocabularies)} ids in the vocabulary")
+    for table, note in count_tables(counts):
+        console.print(table, Text(note), sep="\n", end="\n\n")
+    if way:
+        console.print(step_table(way))
     if not config.describe:
         with progress_bar() as progress:
             result["speed"] = measure(models, config.batch, config.context, config.train_batch, config.rounds,
@@ -101,12 +109,38 @@ def progress_bar() -> Iterator[Any]:
         yield lambda share, what: bar.update(task, completed=share, description=what)
 
 
-def count_table(counts: Mapping[str, Mapping[str, float]]) -> Table:
-    columns = ("design", "parameters", "without embeddings", "training FLOPs a token", "cache bytes a token")
-    table = new_table("Counted", *columns)
+def count_tables(counts: Mapping[str, Mapping[str, Any]]) -> list[tuple[Table, str]]:
+    """What `describe` counted, as tables for the terminal, with what has to be said below each."""
+    shape = new_table("Shape", "design", "n_embd (H)", "heads", "K/V heads", "head_dim (d_k)", "layers", "d_ff",
+                      "vocab", "context")  # fmt: skip
+    size = new_table("Size", "design", "parameters", "without embeddings", "attention weights a layer", "in H^2")
+    costs = new_table("Costs", "design", "training FLOPs a token", "forward FLOPs a token", "cache bytes a token",
+                      "cache bytes at full context")  # fmt: skip
     for name, c in counts.items():
-        keys = ("parameters", "parameters_without_embeddings", "flops_per_token", "cache_bytes_per_token")
-        table.add_row(name, *(f"{c[key]:,.0f}" for key in keys))
+        shape.add_row(name, *(whole(c[key]) for key in SHAPE))
+        size.add_row(name, *(whole(c[key]) for key in ("parameters", "parameters_without_embeddings",
+                                                       "attention_weights_per_layer")),
+                     f"{c['attention_weights_in_n_embd_squared']:.4g} H^2")  # fmt: skip
+        costs.add_row(name, *(whole(c[key]) for key in ("flops_per_token", "forward_flops_per_token",
+                                                        "cache_bytes_per_token", "cache_bytes_at_full_context"))
+                      )  # fmt: skip
+    dtype = next(iter(counts.values()))["cache_dtype"]
+    return [
+        (shape, ""),
+        (size, "Attention weights: the matrices of one layer's attention; biases are not counted."),
+        (costs, "FLOPs of matrix products, with every key of a full context; training is forward and backward, three "
+                f"times forward. The cache of one sequence, in {dtype}."),
+    ]  # fmt: skip
+
+
+def step_table(way: Sequence[Step]) -> Table:
+    """The way from x to W_O, with the weights on it."""
+    table = new_table("One layer's attention", "step", "shape", "weights")
+    for step in way:
+        shape = f"({', '.join(map(str, step.shape))})" if step.shape else ""
+        table.add_row(step.name, shape, f"{step.weights:,}" if step.weights else "")
+    table.add_section()
+    table.add_row("together", "", f"{sum(step.weights for step in way):,}")
     return table
 
 
@@ -183,10 +217,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
+def whole(value: float | None) -> str:
+    """Every digit; a dash for what a design has not."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
 def new_table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="left" if column == "design" else "right", overflow="fold")
+        table.add_column(column, justify="left" if column in ("design", "step", "shape") else "right", overflow="fold")
     return table
 
 

@@ -29,9 +29,11 @@ class ModelConfig:
     n_layer: int = 3  # blocks
     n_head: int = 8  # query heads
     n_kv_head: int | None = None  # K/V heads: unset = n_head (MHA), 1 = MQA, between = GQA
+    heads_per_kv: int | None = None  # or the same as a ratio: query heads to a K/V head
     head_dim: int | None = None  # width of one head; unset = n_embd / n_head
     n_embd: int = 128  # width of the model
     d_ff: int | None = None  # width of the MLP; unset = 4 n_embd
+    d_ff_ratio: float | None = None  # or the same as a ratio: d_ff to n_embd
     block_size: int = 128  # longest context, in tokens
     vocab_size: int | None = None  # unset = the data set's
     design: Design = "grouped"  # the attention block: a file in attention/
@@ -54,8 +56,8 @@ class ModelConfig:
     tie_embeddings: bool = False  # one matrix for the token embedding and the output head
 
     def __post_init__(self):
-        for name in ("n_layer", "n_head", "n_kv_head", "head_dim", "n_embd", "d_ff", "block_size", "vocab_size",
-                     "window", "kv_rank", "rope_dim"):  # fmt: skip
+        for name in ("n_layer", "n_head", "n_kv_head", "heads_per_kv", "head_dim", "n_embd", "d_ff", "block_size",
+                     "vocab_size", "window", "kv_rank", "rope_dim"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not 1 <= value < 2**31:
                 raise ValueError(f"{name} must be at least 1 and below 2^31, not {value}")
@@ -76,17 +78,23 @@ class ModelConfig:
             raise ValueError(
                 f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; set head_dim, or change one"
             )
+        ratio = 4.0 if self.d_ff_ratio is None else self.d_ff_ratio
+        if not 1 <= ratio * self.n_embd < 2**31:
+            raise ValueError(f"d_ff_ratio {ratio} x n_embd {self.n_embd} must be at least 1 and below 2^31")
+        if self.d_ff_ratio and self.d_ff not in (None, round(ratio * self.n_embd)):
+            raise ValueError(f"d_ff {self.d_ff} is not d_ff_ratio {ratio} x n_embd {self.n_embd}; set one to none")
         design = DESIGNS[self.design]
         others = set().union(*(other.settings for other in DESIGNS.values())) - design.settings
         for field in fields(self):
             if field.name in others and (value := getattr(self, field.name)) != field.default:
                 raise ValueError(f"{field.name} {value} is not used with design {self.design}; leave it out")
-        self._fill({"d_ff": self.d_ff or 4 * self.n_embd, "head_dim": self.head_dim or self.n_embd // self.n_head})
+        d_ff, head_dim = self.d_ff or round(ratio * self.n_embd), self.head_dim or self.n_embd // self.n_head
+        self._fill({"d_ff": d_ff, "d_ff_ratio": None, "head_dim": head_dim})
         if self.positions == "rotary":
             self._fill({"rope_theta": self.rope_theta or 10000.0})
         self._fill(design.resolve(self))
 
-    def _fill(self, values: dict[str, float]) -> None:
+    def _fill(self, values: dict[str, float | None]) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)  # the one place that writes to the frozen config
 

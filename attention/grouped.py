@@ -65,12 +65,21 @@ class GroupedAttention(nn.Module):
 
     # What a design tells the model about itself, before anything is allocated.
 
-    settings = frozenset({"n_kv_head", "qk_norm", "w_o", "gate", "window"})  # what it reads that others need not
+    settings = frozenset(
+        {"n_kv_head", "heads_per_kv", "qk_norm", "w_o", "gate", "window"}  # what it reads that others need not
+    )
 
     @staticmethod
-    def resolve(config: Any) -> dict[str, int]:
+    def resolve(config: Any) -> dict[str, int | None]:
         """Its own settings with what was left unset filled in; ValueError for a layout that cannot be built."""
-        n_kv_head = config.n_kv_head or config.n_head
+        group = config.heads_per_kv or 1
+        if config.n_head % group:
+            raise ValueError(f"n_head {config.n_head} is not divisible by heads_per_kv {group}")
+        n_kv_head = config.n_kv_head or config.n_head // group
+        if config.heads_per_kv and n_kv_head * group != config.n_head:
+            raise ValueError(
+                f"n_kv_head {n_kv_head} is not n_head {config.n_head} / heads_per_kv {group}; set one to none"
+            )
         if config.n_head % n_kv_head:
             raise ValueError(f"n_head {config.n_head} is not divisible by n_kv_head {n_kv_head}")
         if not config.w_o and config.n_head * config.head_dim != config.n_embd:
@@ -80,7 +89,7 @@ class GroupedAttention(nn.Module):
             )
         if config.positions == "rotary" and config.head_dim % 2:
             raise ValueError(f"rotary positions turn pairs: head_dim {config.head_dim} is odd")
-        return {"n_kv_head": n_kv_head}
+        return {"n_kv_head": n_kv_head, "heads_per_kv": None}
 
     @staticmethod
     def rotary_width(config: Any) -> int:

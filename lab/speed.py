@@ -41,21 +41,22 @@ Progress = Callable[[float, str], None]
 Timed = Callable[[str, Mapping[str, Callable[[], Any]]], dict[str, list[float]]]  # what, and the calls -> seconds
 
 
-def count(config: ModelConfig) -> dict[str, float]:
+def count(config: ModelConfig, cache_dtype: torch.dtype = torch.float32) -> dict[str, float]:
     """What a design costs by count: parameters, training FLOPs and cache bytes a token; nothing is allocated.
 
     FLOPs as GPT.flops_per_token counts them. Cache bytes a token of a full context, by the formula, and as a cache
     would allocate them; both rounded down.
     """
     with torch.device("meta"):
-        model = GPT(config)
+        model = GPT(config).to(cache_dtype)
         cache = model.new_cache(1)
     return {
         "parameters": model.num_parameters(),
         "parameters_without_embeddings": model.num_parameters(embeddings=False),
         "flops_per_token": model.flops_per_token(),
-        "cache_bytes_per_token": model.cache_bytes_per_token(),
+        "cache_bytes_per_token": model.cache_bytes_per_token(cache_dtype.itemsize),
         "cache_bytes_allocated": cache.nbytes // config.block_size,
+        "cache_bytes_at_full_context": cache.nbytes,
     }
 
 

@@ -49,6 +49,7 @@ SPEED = ["tests/test_speed.py"]
 DESIGNS = ["tests/test_designs.py"]
 COMPARE = ["tests/test_compare.py"]
 REPORT = ["tests/test_report.py"]
+SYSTEMS = ["tests/test_systems.py"]
 
 MUTANTS = [
     (
@@ -220,6 +221,10 @@ MUTANTS = [
     ("a name needs no more than its threshold", "lab/headstudy.py", "value >= NAMED_FROM and value >= TIMES_CHANCE * chance", "value >= NAMED_FROM", HEADSTUDY),
     ("heads of a type go one by one", "lab/headstudy.py", "ablations(model, random, list(types.values()), zeros, on_random)",
      "ablations(model, random, [[g[0]] for g in types.values()], means, on_random)", HEADSTUDY),
+    ("d_ff does not follow its ratio", "model.py", 'self.d_ff or round(ratio * self.n_embd), "d', 'self.d_ff or 4 * self.n_embd, "d', SYSTEMS),
+    ("K/V heads do not follow their ratio", GROUPED, "if config.heads_per_kv and n_kv_head * group != config.n_head:", "if False:", SYSTEMS),
+    ("cache bytes are always float32's", "lab/describe.py", "costs = count(config, cache_dtype)", "costs = count(config)", SYSTEMS),
+    ("the way shows as many K/V heads as heads", "lab/describe.py", '("B", config.n_kv_head, "T"', '("B", config.n_head, "T"', SYSTEMS),
 ]  # fmt: skip
 
 
