@@ -260,9 +260,10 @@ class HfTokenizer(Tokenizer):
         return super().to_meta() | {"json": self.text, "end_id": self.end_id}
 
 
-def _byte_reader(decoder: dict[str, Any]) -> Callable[[str], bytes]:
+def _byte_reader(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
     """A function from a token of a tokenizer.json to its bytes, as its decoder puts them together."""
-    steps = {step["type"]: step for step in decoder.get("decoders", [decoder])}
+    decoder = decoder or {"type": "none"}
+    steps = [step["type"] for step in decoder.get("decoders", [decoder])]
     if "ByteLevel" in steps:
         byte_of = byte_characters()
         return lambda token: bytes(byte_of[c] for c in token)

@@ -462,10 +462,11 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
     for rank, token in enumerate(tokens):
         parts = [bytes([b]) for b in token]
         while len(parts) > 1:
-            best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], rank))  # noqa: B023 - used at once
-            if ranks.get(parts[best] + parts[best + 1], rank) >= rank:
+            of_pairs = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:], strict=False)]
+            if (lowest := min(of_pairs)) >= rank:
                 break
-            parts[best : best + 2] = [parts[best] + parts[best + 1]]
+            at = of_pairs.index(lowest)
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
         if len(parts) == 2:
             found.append((parts[0], parts[1]))
         elif len(parts) > 2:
@@ -510,12 +511,11 @@ def same_as_ours(text: str, end_id: int | None) -> Tokenizer | None:
         known = hashlib.sha256(tokenizer.to_meta()["tokens"].encode()).hexdigest() == GPT2_SHA256
         return BpeTokenizer(tokenizer.tokens, end, "gpt2") if known else tokenizer
 
-    for make in (
-        lambda: ByteTokenizer(end),
-        lambda: CharTokenizer(names, end),
-        lambda: WordTokenizer([name[1:] for name in names]),
-        bpe,
-    ):
+    kinds: dict[str, tuple[Callable[[], Tokenizer], ...]] = {
+        "WordLevel": (lambda: CharTokenizer(names, end), lambda: WordTokenizer([name[1:] for name in names])),
+        "BPE": (lambda: ByteTokenizer(end), bpe),
+    }
+    for make in kinds.get(theirs["model"]["type"], ()):
         try:
             tokenizer = make()
             if end_id in (None, tokenizer.end_id) and essence(tokenizer_json(tokenizer)) == theirs:

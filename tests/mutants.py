@@ -46,6 +46,7 @@ SPEED = ["tests/test_speed.py"]
 DESIGNS = ["tests/test_designs.py"]
 COMPARE = ["tests/test_compare.py"]
 REPORT = ["tests/test_report.py"]
+HUGGINGFACE = ["tests/test_huggingface.py"]
 
 MUTANTS = [
     (
@@ -191,6 +192,14 @@ MUTANTS = [
     ("a name needs no more than its threshold", "lab/headstudy.py", "value >= NAMED_FROM and value >= TIMES_CHANCE * chance", "value >= NAMED_FROM", HEADSTUDY),
     ("heads of a type go one by one", "lab/headstudy.py", "ablations(model, random, list(types.values()), zeros, on_random)",
      "ablations(model, random, [[g[0]] for g in types.values()], means, on_random)", HEADSTUDY),
+    ("GPT-2's layers are not transposed", "runtime/huggingface.py", "    transposed=True,", "    transposed=False,", HUGGINGFACE),
+    ("Nemotron's norms are stored whole", "runtime/huggingface.py", "    shifted=True,", "    shifted=False,", HUGGINGFACE),
+    ("queries, keys and values lie in another order", "runtime/huggingface.py", "torch.cat([tensor for _, tensor in some])",
+     "torch.cat([tensor for _, tensor in some[::-1]])", HUGGINGFACE),
+    ("a setting that no layout states is let through", "runtime/huggingface.py", "SIZES | OF_TRAINING or value == field.default",
+     "SIZES | OF_TRAINING or True", HUGGINGFACE),
+    ("an end-of-text token is read out of exported text", "runtime/huggingface.py", '"split_special_tokens": True', '"split_special_tokens": False', HUGGINGFACE),
+    ("a prompt goes without the token that begins a text", "runtime/prompts.py", "[*tokenizer.begin, *ids]", "ids", HUGGINGFACE),
 ]  # fmt: skip
 
 
