@@ -249,7 +249,12 @@ def test_a_name_is_asked_of_the_hub_for_text_and_safetensors_alone(monkeypatch, 
     import huggingface_hub
 
     asked = {}
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **kw: asked.update(kw, name=name) or tmp_path)
+
+    def download(name, **kw):
+        asked.update(kw, name=name)
+        return tmp_path
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert huggingface.fetched("openai-community/gpt2") == tmp_path
     assert asked["name"] == "openai-community/gpt2"
     assert asked["allow_patterns"] == ["*.json", "*.safetensors", "*.model"]
@@ -297,8 +302,8 @@ def test_a_setting_that_no_layout_states_has_to_be_at_its_default():
 # Tokenizers.
 
 TEXT = "First Citizen: we'll speak. It's  40 years' été;\r\n\tnaïve 猫\u3000\U0001f600 <|endoftext|>\n\n xxx xxxxx" * 3
-PIECES = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u0085", "\x1c", "'s", "'ll", "'", "ab", "B", "42", "½", "-",
-          "!?", "_", "é", "猫", "\U0001f600", "a\u0301", "<|endoftext|>", "xxx", "\0", "\ufffd", "İ", "ﬁ"]  # fmt: skip
+PIECES = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u0085", "\x1c", "'s", "'ll", "'", "ab", "B", "42", "½",
+          "-", "!?", "_", "é", "猫", "\U0001f600", "a\u0301", "<|endoftext|>", "xxx", "\0", "\ufffd", "İ", "ﬁ"]  # fmt: skip
 ANY_TEXT = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=20).map("".join),
                      st.text(alphabet=" \n'xab1", max_size=40))  # fmt: skip
 WORDS = ["<s>", "it", "was", ".", "who", "?"]
