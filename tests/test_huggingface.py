@@ -303,7 +303,8 @@ def test_a_setting_that_no_layout_states_has_to_be_at_its_default():
 
 TEXT = "First Citizen: we'll speak. It's  40 years' été;\r\n\tnaïve 猫\u3000\U0001f600 <|endoftext|>\n\n xxx xxxxx" * 3
 PIECES = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u0085", "\x1c", "'s", "'ll", "'", "ab", "B", "42", "½",
-          "-", "!?", "_", "é", "猫", "\U0001f600", "a\u0301", "<|endoftext|>", "xxx", "\0", "\ufffd", "İ", "ﬁ"]  # fmt: skip
+          "-", "!?", "_", "é", "猫", "\U0001f600", "a\u0301", "<|endoftext|>", "xxx", "\0",
+          "\ufffd", "İ", "ﬁ"]  # fmt: skip
 ANY_TEXT = st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=20).map("".join),
                      st.text(alphabet=" \n'xab1", max_size=40))  # fmt: skip
 WORDS = ["<s>", "it", "was", ".", "who", "?"]
