@@ -45,7 +45,7 @@ class PrepareConfig:
     field: str | None = None  # field of rows that holds the text (text if unset)
     tokenizer: Literal["char", "byte", "bpe", "gpt2"] = "char"  # bpe is learned from the training split
     vocab_size: int | None = None  # ids of the bpe tokenizer (4096 if unset)
-    like: str | None = None  # instead: the tokenizer of this prepared data set, to go on from a run on it
+    like: str | None = None  # instead: the tokenizer of this run or prepared data set, to go on from it
     val_fraction: float = 0.1  # share held out: the end of one text, or some of many documents
     workers: int | None = None  # threads that encode (if unset, one for each CPU for bpe and gpt2)
     seed: int | None = None  # of the examples of a probe (1 if unset)
@@ -189,9 +189,9 @@ def batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
 def make_tokenizer(config: PrepareConfig, survey: Survey, parts: Iterator[Part]) -> Tokenizer:
     """The tokenizer that was asked for; with many documents it has an id for the end of one."""
     if config.like:
-        tokenizer = data.open_dataset(config.like).tokenizer
+        tokenizer = data.open_tokenizer(config.like)
         if survey.many and tokenizer.end_id is None:
-            raise DataError(f"{config.like} is one text without an end-of-text token: give one file, not several")
+            raise DataError(f"{config.like} has no end-of-text token: give one file, not several")
         return tokenizer
     if config.tokenizer == "char":
         return CharTokenizer(sorted(survey.alphabet), end=survey.many)

@@ -93,6 +93,7 @@ def main(argv: list[str]) -> int:
             raise UserError(f"max_steps {config.max_steps} is behind {former}, which has done {step} steps")
         if model_config.block_size != meta["model"]["block_size"]:
             best_loss = math.inf  # losses of windows of another length do not compare
+    if config.resume and not config.eval_only:
         tensors = read_tensors(source, "optimizer.safetensors", meta)
         load_optimizer_tensors(model, optimizer, crop_positions(tensors, model_config.block_size))
 

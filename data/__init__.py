@@ -10,7 +10,7 @@ from typing import Any
 from data.tokenfile import DataError, TokenFile
 from data.tokenizer import Tokenizer
 
-__all__ = ["DataError", "Dataset", "dataset_path", "fingerprint", "open_dataset"]
+__all__ = ["DataError", "Dataset", "dataset_path", "fingerprint", "open_dataset", "open_tokenizer"]
 
 HERE = Path(__file__).resolve().parent
 FILES = ("train.bin", "val.bin", "train.counted.bin", "val.counted.bin", "examples.jsonl", "meta.json")
@@ -95,3 +95,14 @@ def open_dataset(name: str) -> Dataset:
     if [len(dataset.train), len(dataset.val)] != counts:
         raise DataError(f"{path}: meta.json does not belong to its token files: prepare the data set again")
     return dataset
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of the prepared data set NAME, or of the run in the folder NAME; DataError if there is neither."""
+    saved = Path(name) / "last" / "meta.json"
+    if not saved.is_file():
+        return open_dataset(name).tokenizer
+    try:
+        return Tokenizer.from_meta(json.loads(saved.read_text(encoding="utf-8"))["tokenizer"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{saved} is damaged ({error!r}): name another run or a data set") from None

@@ -20,10 +20,12 @@ PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\
 class Tokenizer:
     """What the kinds share: `table`, the bytes of every id, empty for the end of a text.
 
-    `end_id` is the id written after each document, always the last one; None where there is none.
+    `end_id` is the id written after each document, the last one unless the tokenizer came with a model; None where
+    there is none. `begin` are ids that stand before every text a model reads, as they did in its training.
     """
 
     kind: str
+    begin: tuple[int, ...] = ()
     safe_cut: Callable[[str], int] = staticmethod(len)  # where a text may be cut and give the same ids
 
     def __init__(self, table: list[bytes], end: bool):
@@ -70,6 +72,8 @@ class Tokenizer:
             if kind in ("bpe", "gpt2"):
                 tokens = [base64.b64decode(token, validate=True) for token in meta["tokens"].split()]
                 return BpeTokenizer(tokens, end, kind)
+            if kind == "hf":
+                return HfTokenizer(meta["json"], meta["end_id"])
             raise ValueError(f"unknown kind {kind!r}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"the stored tokenizer is damaged ({error}): prepare the data again") from None
@@ -195,11 +199,77 @@ def train_bpe(texts: Iterable[str], vocab_size: int, end: bool) -> BpeTokenizer:
     return BpeTokenizer([bytes(token) for token, _ in ranks], end)
 
 
-def gpt2_tokenizer(encoder_json: bytes) -> BpeTokenizer:
-    """GPT-2's tokenizer from its `encoder.json`, which writes every byte as one printable character."""
+def byte_characters() -> dict[str, int]:
+    """The printable character that stands for each byte in GPT-2's files, and the byte (Radford et al. 2019)."""
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in visible]
-    byte_of = {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
-    ids = json.loads(encoder_json)
+    return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
+
+
+def gpt2_tokenizer(encoder_json: bytes) -> BpeTokenizer:
+    """GPT-2's tokenizer from its `encoder.json`, which writes every byte as one printable character."""
+    byte_of, ids = byte_characters(), json.loads(encoder_json)
     names = sorted(ids.keys() - {END_OF_TEXT}, key=ids.__getitem__)
     return BpeTokenizer([bytes(byte_of[c] for c in name) for name in names], end=True, kind="gpt2")
+
+
+class HfTokenizer(Tokenizer):
+    """What a tokenizer.json of Hugging Face describes, run by its `tokenizers` library, which loads no code.
+
+    Special tokens are never read out of a text. ValueError for a description that is damaged, that cannot encode
+    every text, or whose tokens are not a text's bytes one after the other.
+    """
+
+    kind = "hf"
+    safe_cut = staticmethod(lambda text: 0)  # what it does at a cut is not known
+
+    def __init__(self, text: str, end_id: int | None):
+        import tokenizers
+
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library has no class of its own for this
+            raise ValueError(f"not a tokenizer.json: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.text, described = text, json.loads(text)
+        special = {token["id"] for token in described["added_tokens"] if token["special"]}
+        added = {token["id"] for token in described["added_tokens"]}
+        bytes_of = _byte_reader(described["decoder"])
+        self.names = {number: token for token, number in self._tokenizer.get_vocab().items()}
+        table = [b""] * (1 + max(self.names))
+        for number, token in self.names.items():
+            if number not in special:
+                table[number] = token.encode("utf-8") if number in added else bytes_of(token)
+        if not {bytes([b]) for b in range(256)} <= set(table):
+            raise ValueError("tokens for single bytes are missing")
+        if end_id is not None and not 0 <= end_id < len(table):
+            raise ValueError(f"the end of a text is {end_id}, beyond its {len(table)} ids")
+        super().__init__(table, end=False)
+        self.end_id = end_id
+        probe = self._tokenizer.encode("a")
+        self.begin = tuple(probe.ids[: probe.special_tokens_mask.index(0)])
+
+    def encode(self, text: str) -> np.ndarray:
+        if not text.isascii() and self.unknown(text):
+            raise self._refuse(text)
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def to_meta(self) -> dict[str, Any]:
+        return super().to_meta() | {"json": self.text, "end_id": self.end_id}
+
+
+def _byte_reader(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:
+    """A function from a token of a tokenizer.json to its bytes, as its decoder puts them together."""
+    decoder = decoder or {"type": "none"}
+    steps = [step["type"] for step in decoder.get("decoders", [decoder])]
+    if "ByteLevel" in steps:
+        byte_of = byte_characters()
+        return lambda token: bytes(byte_of[c] for c in token)
+    if "ByteFallback" not in steps:
+        raise ValueError(f"its decoder ({', '.join(steps)}) is neither ByteLevel nor ByteFallback")
+    # SentencePiece's way: a space is written as U+2581, a byte that no token has as <0x0A>.
+    return lambda token: (
+        bytes.fromhex(token[3:5]) if re.fullmatch("<0x[0-9A-F]{2}>", token) else token.replace("\u2581", " ").encode()
+    )

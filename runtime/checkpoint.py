@@ -39,9 +39,9 @@ def save_checkpoint(
         for name, tensors in parts.items():
             content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
             sums[name] = hashlib.sha256(content).hexdigest()
-            _write_synced(aside / name, content)
+            write_synced(aside / name, content)
         meta = {"format": FORMAT, **meta, "sha256": sums}
-        _write_synced(aside / "meta.json", json.dumps(meta, indent=1).encode())
+        write_synced(aside / "meta.json", json.dumps(meta, indent=1).encode())
         _sync_folder(aside)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -54,7 +54,8 @@ def save_checkpoint(
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_synced(path: Path, content: bytes) -> None:
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
     with open(path, "wb") as file:
         file.write(content)
         file.flush()

@@ -70,7 +70,9 @@ def choose(
 
 
 def default_start(tokenizer: Tokenizer) -> list[int]:
-    """What every tokenizer can begin with: a blank line, or the end of the text before, or id 0."""
+    """What every tokenizer can begin with: its own beginning, a blank line, the end of the text before, or id 0."""
+    if tokenizer.begin:
+        return list(tokenizer.begin)
     if not tokenizer.unknown("\n") and (blank := tokenizer.encode("\n\n").tolist()):
         return blank  # where a paragraph, in a play a speaker's name, begins
     return [tokenizer.end_id or 0]

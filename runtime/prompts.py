@@ -32,11 +32,12 @@ def read_text(file: str, setting: str) -> str:
 
 
 def encode(text: str, what: str, tokenizer: Tokenizer) -> list[int]:
-    """Ids of a text; UserError names what the model cannot know of it."""
+    """Ids of a text behind those that begin one, or none for no text; UserError names what the model cannot know."""
     if unknown := tokenizer.unknown(text):
         named = ", ".join(map(repr, unknown[:10])) + (" and others" if len(unknown) > 10 else "")
         raise UserError(
             f"the {what} has {named}, which the model's {tokenizer.kind} tokenizer does not know; "
             "leave out what it was not trained on"
         )
-    return tokenizer.encode(text).tolist()
+    ids = tokenizer.encode(text).tolist()
+    return [*tokenizer.begin, *ids] if ids else []

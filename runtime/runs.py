@@ -102,6 +102,11 @@ def continued(classes: tuple[type, type], meta: dict[str, Any], given: dict[str,
     model_class, run_class = classes
     if "resume" in given:
         how, saved = "resume", meta["train"]
+        if not saved and not given.get("eval_only"):
+            raise UserError(
+                f"{given['resume']} holds a model that was brought in, with no training to go on with: begin a new "
+                f"run from its weights with --init_from {given['resume']}"
+            )
         free = MAY_CHANGE | ({"eval_only", "dataset"} if given.get("eval_only") else set())
     else:
         how, saved = "init_from", {}
@@ -169,7 +174,7 @@ def check_data(dataset: Dataset, meta: dict[str, Any], run: str, exact: bool) ->
             raise UserError(f"{dataset.name} has words of its own, which {run} does not know: train a new run on it")
         raise UserError(
             f"data set {dataset.name} (tokenizer {dataset.tokenizer.kind}, {dataset.vocab_size} ids) is not in the "
-            f"tokens of {run}: prepare the text with --like {meta['dataset'].get('name')}, which has its tokenizer"
+            f"tokens of {run}: prepare the text with --like {run}, which has its tokenizer"
         )
     if exact and dataset.fingerprint != meta["dataset"]["fingerprint"]:
         raise UserError(

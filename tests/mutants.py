@@ -50,6 +50,7 @@ DESIGNS = ["tests/test_designs.py"]
 COMPARE = ["tests/test_compare.py"]
 REPORT = ["tests/test_report.py"]
 SYSTEMS = ["tests/test_systems.py"]
+HUGGINGFACE = ["tests/test_huggingface.py"]
 
 MUTANTS = [
     (
@@ -221,10 +222,18 @@ MUTANTS = [
     ("a name needs no more than its threshold", "lab/headstudy.py", "value >= NAMED_FROM and value >= TIMES_CHANCE * chance", "value >= NAMED_FROM", HEADSTUDY),
     ("heads of a type go one by one", "lab/headstudy.py", "ablations(model, random, list(types.values()), zeros, on_random)",
      "ablations(model, random, [[g[0]] for g in types.values()], means, on_random)", HEADSTUDY),
-    ("d_ff does not follow its ratio", "model.py", 'self.d_ff or round(ratio * self.n_embd), "d', 'self.d_ff or 4 * self.n_embd, "d', SYSTEMS),
+    ("d_ff does not follow its ratio", "model.py", 'self.d_ff or round(ratio * self.n_embd), self.h', 'self.d_ff or 4 * self.n_embd, self.h', SYSTEMS),
     ("K/V heads do not follow their ratio", GROUPED, "if config.heads_per_kv and n_kv_head * group != config.n_head:", "if False:", SYSTEMS),
     ("cache bytes are always float32's", "lab/describe.py", "costs = count(config, cache_dtype)", "costs = count(config)", SYSTEMS),
     ("the way shows as many K/V heads as heads", "lab/describe.py", '("B", config.n_kv_head, "T"', '("B", config.n_head, "T"', SYSTEMS),
+    ("GPT-2's layers are not transposed", "runtime/huggingface.py", "    transposed=True,", "    transposed=False,", HUGGINGFACE),
+    ("Nemotron's norms are stored whole", "runtime/huggingface.py", "    shifted=True,", "    shifted=False,", HUGGINGFACE),
+    ("queries, keys and values lie in another order", "runtime/huggingface.py", "torch.cat([tensor for _, tensor in some])",
+     "torch.cat([tensor for _, tensor in some[::-1]])", HUGGINGFACE),
+    ("a setting that no layout states is let through", "runtime/huggingface.py", "SIZES | OF_TRAINING or value == field.default",
+     "SIZES | OF_TRAINING or True", HUGGINGFACE),
+    ("an end-of-text token is read out of exported text", "runtime/huggingface.py", '"split_special_tokens": True', '"split_special_tokens": False', HUGGINGFACE),
+    ("a prompt goes without the token that begins a text", "runtime/prompts.py", "[*tokenizer.begin, *ids]", "ids", HUGGINGFACE),
 ]  # fmt: skip
 
 

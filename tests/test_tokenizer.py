@@ -165,6 +165,8 @@ def test_a_safe_cut_is_found_far_from_the_end_and_is_zero_where_there_is_none():
         {"kind": "bpe", "end": False, "tokens": "YQ=="},
         {"kind": "bpe", "end": False, "tokens": None},
         {"kind": ["char"], "end": False},
+        {"kind": "hf", "end": False, "json": "{}", "end_id": None},
+        {"kind": "hf", "end": False, "json": None, "end_id": None},
     ],
 )
 def test_a_damaged_description_is_refused(meta):
