@@ -1,9 +1,10 @@
-"""Bring models to and from Hugging Face's transformers.
+"""Bring models to and from Hugging Face's transformers, and to fewer K/V heads.
 
-    python convert.py to-hf runs/mha-1 exported/mha     a folder that transformers loads
-    python convert.py from-hf DIR_OR_NAME runs/gpt2     a run from a folder, or from a model on the hub
+    python convert.py to-hf runs/mha-1 exported/mha                  a folder that transformers loads
+    python convert.py from-hf DIR_OR_NAME runs/gpt2                  a run from a folder, or from a model on the hub
+    python convert.py regroup runs/mha-1 runs/gqa --n_kv_head 2      a run with fewer K/V heads
 
-python convert.py to-hf --help and python convert.py from-hf --help tell more.
+Each has a --help that tells more.
 """
 
 import inspect
@@ -17,6 +18,7 @@ import tyro
 from runtime import errors, settings
 from runtime.errors import UserError
 from runtime.huggingface import read_folder, write_folder
+from runtime.regrouping import regrouped
 from runtime.runs import python
 
 
@@ -31,6 +33,15 @@ class ToHfConfig:
 class FromHfConfig:
     source: Annotated[str, tyro.conf.Positional]  # folder with config.json, safetensors, tokenizer.json; or a hub name
     run: Annotated[str, tyro.conf.Positional]  # new folder of a run
+
+
+@dataclass(frozen=True)
+class RegroupConfig:
+    run: Annotated[str, tyro.conf.Positional]  # folder of a run with many K/V heads
+    new: Annotated[str, tyro.conf.Positional]  # new folder of a run with fewer
+    n_kv_head: int  # of the new one; it divides the old one's
+    how: Literal["mean", "first", "random", "aligned"] = "mean"  # what becomes of the old ones
+    checkpoint: Literal["best", "last"] = "best"  # the one of lowest validation loss, or the newest
 
 
 def to_hf(config: ToHfConfig) -> None:
@@ -54,9 +65,21 @@ def from_hf(config: FromHfConfig) -> None:
     print(f"write text with: {python()} sample.py {config.run}")
 
 
+def regroup(config: RegroupConfig) -> None:
+    """Make a run of GQA or MQA out of a trained one with more K/V heads (Ainslie et al. 2023).
+
+    Each new K/V head stands for as many old ones: their mean, the first of them, a random one, or (aligned) their mean
+    after they were turned onto each other with what reads them. It loses what the heads do not share: train it on, for
+    a twentieth of its parent's steps or so, with train.py --init_from; uptrain.py measures what that gives back.
+    """
+    regrouped(config.run, Path(config.new), config.n_kv_head, config.how, config.checkpoint)
+    print(f"wrote {config.new}; train it on with: {python()} train.py --init_from {config.new}")
+
+
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {
     "to-hf": (ToHfConfig, to_hf),
     "from-hf": (FromHfConfig, from_hf),
+    "regroup": (RegroupConfig, regroup),
 }
 
 

@@ -31,10 +31,10 @@ from data.tokenizer import (
     byte_characters,
 )
 from model import GPT, ModelConfig
-from runtime.checkpoint import load_model, save_checkpoint, write_synced
+from runtime.checkpoint import load_model, write_synced
 from runtime.errors import EnvironmentFault, UserError
-from runtime.runs import PARTS, write_whole
-from runtime.settings import as_dict, build, show, to_toml
+from runtime.runs import check_new, write_run
+from runtime.settings import build, show
 
 EPS = 1e-5  # of every norm in model.py
 BOTH = (True, False)
@@ -256,8 +256,7 @@ def read_folder(source: str, run: Path) -> Layout:
 
     UserError if the run is there, or names what in the checkpoint cannot be expressed here.
     """
-    if any((run / part).exists() for part in PARTS):
-        raise UserError(f"{run} holds a run already: give the name of a new folder")
+    check_new(run)
     folder = Path(source) if Path(source).is_dir() else fetched(source)
     raw = read_json(folder / "config.json")
     if raw.get("model_type") not in READ:
@@ -279,13 +278,7 @@ def read_folder(source: str, run: Path) -> Layout:
             f"{folder / 'config.json'}: vocab_size = {config.vocab_size} is less than the {tokenizer.vocab_size} ids "
             "of tokenizer.json"
         )
-    meta = {
-        "step": 0, "best_loss": None, "val_loss": None, "model": as_dict(config), "train": {},
-        "tokenizer": tokenizer.to_meta(), "dataset": {"name": folder.name, "fingerprint": ""},
-    }  # fmt: skip
-    run.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(run / "last", meta, weights, None)
-    write_whole(run / "settings.toml", to_toml(config))
+    write_run(run, config, weights, tokenizer, {"name": folder.name, "fingerprint": ""})
     return layout
 
 

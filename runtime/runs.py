@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from data import Dataset, dataset_path, open_dataset
+from data.tokenizer import Tokenizer
 from model import ModelConfig
+from runtime.checkpoint import save_checkpoint
 from runtime.errors import UserError
-from runtime.settings import as_dict, build
+from runtime.settings import as_dict, build, to_toml
 
 MAY_CHANGE = {  # on --resume; anything else would make it another run
     "resume", "max_steps", "eval_interval", "eval_tokens", "log_interval", "save_interval", "device", "compile",
@@ -205,6 +209,29 @@ def new_folder(out_dir: str | None, name: str, overwrite: bool) -> Path:
         for part in parts:
             shutil.rmtree(part) if part.is_dir() else part.unlink()
     return folder
+
+
+def check_new(folder: Path) -> None:
+    """UserError if a folder holds a run."""
+    if any((folder / part).exists() for part in PARTS):
+        raise UserError(f"{folder} holds a run already: give the name of a new folder")
+
+
+def write_run(
+    folder: Path, config: ModelConfig, weights: dict[str, Tensor], tokenizer: Tokenizer, dataset: dict[str, Any]
+) -> None:
+    """A new run whose weights were made elsewhere: a checkpoint at step 0 without an optimiser, and its settings.
+
+    `dataset` is the name and the fingerprint of what its losses are measured on. UserError if the folder holds a run.
+    """
+    check_new(folder)
+    meta = {
+        "step": 0, "best_loss": None, "val_loss": None, "model": as_dict(config), "train": {},
+        "tokenizer": tokenizer.to_meta(), "dataset": dataset,
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(folder / "last", meta, weights, None)
+    write_whole(folder / "settings.toml", to_toml(config))
 
 
 def hold(folder: Path) -> Any:

@@ -1,0 +1,83 @@
+"""Regrouped runs, and what training them on gives back."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import convert
+import train
+import uptrain
+from runtime import errors
+from runtime.checkpoint import load_model
+
+pytestmark = pytest.mark.usefixtures("handlers_come_back")
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory, dataset):
+    """A small trained run with four K/V heads."""
+    folder = tmp_path_factory.mktemp("parent") / "mha"
+    train.main(["--dataset", dataset, "--block_size", "32", "--n_layer", "1", "--n_head", "4", "--n_embd", "32",
+                "--max_steps", "40", "--eval_interval", "40", "--eval_tokens", "600", "--threads", "1", "--out_dir", str(folder)])  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    def call(module, *words):
+        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            errors.run(module.main)
+        return stop.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def test_regroup_writes_a_run_with_fewer_heads_and_keeps_the_rest(parent, tmp_path, command):
+    status, out, _ = command(convert, "regroup", parent, tmp_path / "new", "--n_kv_head", 2)
+    assert status == 0 and f"--init_from {tmp_path / 'new'}" in out
+    old, tokenizer, _ = load_model(parent)
+    new, same, meta = load_model(tmp_path / "new")
+    assert (new.config.n_kv_head, meta["step"]) == (2, 0) and same.to_meta() == tokenizer.to_meta()
+    keys = old.blocks[0].attn.w_k.weight.unflatten(0, (2, 2, 8))
+    torch.testing.assert_close(new.blocks[0].attn.w_k.weight, keys.mean(dim=1).flatten(0, 1))
+    changed = {name for name, p in new.named_parameters() if not torch.equal(p, dict(old.named_parameters())[name])}
+    assert changed == {"blocks.0.attn.w_k.weight", "blocks.0.attn.w_v.weight"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--n_kv_head", "3"], "n_kv_head 3 does not divide the 4 K/V heads"),
+        (["--n_kv_head", "4"], "n_kv_head 4 does not divide the 4 K/V heads"),
+        (["--n_kv_head", "2", "--how", "best"], "how"),
+        ([], "N_KV_HEAD is missing"),
+    ],
+)
+def test_what_cannot_be_regrouped_is_refused(parent, tmp_path, command, words, told):
+    status, _, err = command(convert, "regroup", parent, tmp_path / "new", *words)
+    assert status == 2 and told in err and err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_curve_begins_at_the_regrouped_model_and_goes_on(parent, tmp_path, command):
+    words = [parent, "--n_kv_head", 1, "--how", "mean", "random", "--shares", "0.1", "0.5", "--eval_tokens", "600",
+             "--out_dir", tmp_path / "up"]  # fmt: skip
+    status, out, err = command(uptrain, *words)
+    assert status == 0, err
+    told = json.loads((tmp_path / "up" / "uptrain.json").read_text())
+    curves = {curve["name"]: curve["points"] for curve in told["curves"]}
+    assert list(curves) == ["parent", "kv1-mean", "kv1-random", "kv1-scratch"]
+    assert [point["steps"] for point in curves["kv1-mean"]] == [0, 4, 20]
+    assert [point["steps"] for point in curves["kv1-scratch"]] == [40]
+    rows = [json.loads(line) for line in (parent / "metrics.jsonl").read_text().splitlines()]
+    evaluated = next(row["val_loss"] for row in rows if row.get("val_loss"))  # of the same 600 tokens
+    assert curves["parent"][0]["loss"] == pytest.approx(evaluated, abs=1e-6)
+    assert len({curve[0]["loss"] for name, curve in curves.items() if name != "kv1-scratch"}) == 3
+    for name in ("parent", "kv1-mean", "kv1-random"):
+        assert curves[name][2]["loss"] < curves[name][0]["loss"]
+    assert f"{curves['kv1-mean'][1]['loss']:.4f}" in out and (tmp_path / "up" / "uptrain.svg").exists()
+    again = command(uptrain, *words)
+    assert again[0] == 0 and "training" not in again[2] and again[1] == out
