@@ -20,7 +20,8 @@ def parent(tmp_path_factory, dataset):
     """A small trained run with four K/V heads."""
     folder = tmp_path_factory.mktemp("parent") / "mha"
     train.main(["--dataset", dataset, "--block_size", "32", "--n_layer", "1", "--n_head", "4", "--n_embd", "32",
-                "--max_steps", "40", "--eval_interval", "40", "--eval_tokens", "600", "--threads", "1", "--out_dir", str(folder)])  # fmt: skip
+                "--max_steps", "40", "--eval_interval", "40", "--eval_tokens", "600", "--threads", "1",
+                "--out_dir", str(folder)])  # fmt: skip
     return folder
 
 
