@@ -30,6 +30,7 @@ class GroupedAttention(nn.Module):
             if config.w_o
             else nn.Identity()
         )
+        # Drawn like the other matrices, gates begin at 0.5 with an sd of 0.12: where a sigmoid is steepest.
         self.w_gate = nn.Linear(config.n_embd, config.n_head, bias=config.bias) if config.gate else None
         self.qk_norm, self.window = config.qk_norm, config.window
         self.attention_dropout = config.attention_dropout

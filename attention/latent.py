@@ -35,7 +35,7 @@ class LatentAttention(nn.Module):
         width = config.n_head * config.head_dim
         self.w_q = nn.Linear(config.n_embd, width, bias=config.bias)
         self.w_dkv = nn.Linear(config.n_embd, config.kv_rank, bias=config.bias)
-        # A bias of w_uk would add the same to all scores of a query, one of w_uv is a bias of w_o: neither is needed.
+        # Without biases: one of w_uk would add the same to all scores of a query, one of w_uv can be left to w_o.
         self.w_uk = nn.Linear(config.kv_rank, width, bias=False)
         self.w_uv = nn.Linear(config.kv_rank, width, bias=False)
         if self.rope_dim:

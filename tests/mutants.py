@@ -89,7 +89,7 @@ MUTANTS = [
         ATTENTION,
     ),
     ("the cache's position is stale", "model.py", "start = cache.length if cache else 0", "start = 0", MODEL),
-    ("the cache overwrites its beginning", CACHE, "buffer[:, :, self.length : end] = part",
+    ("the cache overwrites its beginning", CACHE, "buffer[:, :, start:end] = part",
      "buffer[:, :, : part.size(-2)] = part", ATTENTION),
     ("the window is one too long", KERNEL, "mask.triu(S - T - window + 1)", "mask.triu(S - T - window)", ATTENTION),
     ("fused attention forgets the window", KERNEL, "narrow = window is not None and window < S", "narrow = False", ATTENTION),
