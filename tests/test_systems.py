@@ -126,8 +126,8 @@ def test_all_systems_are_told_in_tables_and_in_json(capsys):
 
 
 def test_a_cache_dtype_without_describe_is_refused():
-    with pytest.raises(bench.errors.UserError, match="cache_dtype bfloat16 needs --describe"):
-        bench.main([file_of("gpt2"), "--cache_dtype", "bfloat16"])
+    with pytest.raises(ValueError, match="cache_dtype bfloat16 needs --describe"):
+        bench.BenchConfig(cache_dtype="bfloat16")
 
 
 def occurring(monkeypatch, config):
