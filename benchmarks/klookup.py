@@ -1,13 +1,13 @@
 """Loss against the number of heads on klookup, k = 1, 2, 4, 8: a table, a picture, and what they rest on.
 
     python -m benchmarks.klookup width                          # heads share the model's width
-    python -m benchmarks.klookup dim --head_dim 16              # every head is 16 wide
-    python -m benchmarks.klookup learned --positions learned    # values know their place
+    python -m benchmarks.klookup dim 4 8 --head_dim 16          # every head is 16 wide; k of 4 and 8 alone
 
-One compare.py for each k, in runs/klookup/NAME-k; flags after the name are compare.py's. Runs that are finished are
+One compare.py for each k, in runs/klookup/NAME-k; flags after these are compare.py's. Runs that are finished are
 not trained again. Writes benchmarks/klookup-NAME.json and docs/klookup-NAME.svg, and prints the table.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -35,8 +35,9 @@ def compared(name: str, k: int, flags: list[str]) -> dict[str, Any]:
     return {"command": results["command"], "k": k, "floor": told["floor"], "guess": told["guess"], "losses": losses}
 
 
-def main(name: str, *flags: str) -> None:
-    found = [compared(name, k, list(flags)) for k in ORDER]
+def main(name: str, *words: str) -> None:
+    numbers = list(itertools.takewhile(str.isdigit, words))
+    found = [compared(name, k, list(words[len(numbers):])) for k in [int(n) for n in numbers] or ORDER]
     write_whole(ROOT / f"benchmarks/klookup-{name}.json", json.dumps(found, indent=1) + "\n")
     print(f"| k | guessing | {' | '.join(f'{n} head' + 's' * (n > 1) for n in ORDER)} | floor |")
     print("|---|---|" + "---|" * len(ORDER) + "---|")
