@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,9 +129,14 @@ def plan_runs(folder: Path, plans: Mapping[str, Plan], seeds: Iterable[int], dat
 
 
 def check_same(plan: Plan, saved: Mapping[str, Any], what: str) -> None:
-    """UserError that names the first setting in which what was saved is not what is planned."""
+    """UserError that names the first setting in which what was saved is not what is planned.
+
+    What was saved before a setting existed has its default.
+    """
+    defaults = {field.name: field.default for cls in (ModelConfig, TrainConfig) for field in fields(cls)}
     for key, now in plan.settings().items():
-        was = None if saved.get(key) == "none" else saved.get(key)
+        was = saved.get(key, defaults[key])
+        was = None if was == "none" else was
         if was != now:
             raise UserError(
                 f"{what} has {key} {show(was)}, and now it is {show(now)}: give another --out_dir, or the settings of "

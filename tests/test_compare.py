@@ -22,9 +22,10 @@ from data import open_dataset
 from lab.designs import Design
 from lab.plans import check_alike, make_plan, match_parameters, thread_count, varied
 from lab.stats import analyse
-from lab.sweep import Run, plan_runs
-from model import GPT
+from lab.sweep import Plan, Run, check_same, plan_runs
+from model import GPT, ModelConfig
 from runtime.errors import UserError
+from runtime.runs import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("handlers_come_back")
@@ -147,6 +148,14 @@ def test_runs_on_other_data_or_with_other_settings_are_not_joined(sweep, tmp_pat
     shutil.copytree(folder / "mha-1", edited / "mha-1")  # as if its design's file had been deleted or edited
     with pytest.raises(UserError, match="mha-1 is a run that has weight_decay 0.1, and now it is 0.3"):
         plan_runs(edited, {"mha": plan}, [1], data)
+
+
+def test_what_was_begun_before_a_setting_existed_goes_on_with_its_default():
+    plan = Plan(ModelConfig(vocab_size=9), TrainConfig())
+    saved = {name: value for name, value in plan.settings().items() if name != "gate"}
+    check_same(plan, saved, "it")
+    with pytest.raises(UserError, match="it has gate false, and now it is true"):
+        check_same(Plan(ModelConfig(vocab_size=9, gate=True), TrainConfig()), saved, "it")
 
 
 @pytest.mark.parametrize(
