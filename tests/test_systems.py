@@ -256,7 +256,7 @@ def test_the_small_form_trains(name, dataset, tmp_path):
 @pytest.mark.parametrize(
     "settings, said",
     [
-        ({"n_head": 6, "heads_per_kv": 4}, "n_head 6 is not divisible by heads_per_kv 4"),
+        ({"n_head": 6, "head_dim": 16, "heads_per_kv": 4}, "n_head 6 is not divisible by heads_per_kv 4"),
         ({"n_head": 8, "n_kv_head": 1, "heads_per_kv": 4}, "n_kv_head 1 is not n_head 8 / heads_per_kv 4"),
         ({"heads_per_kv": 0}, "heads_per_kv must be at least 1"),
         ({"d_ff": 512, "d_ff_ratio": 2.0}, "d_ff 512 is not d_ff_ratio 2.0 x n_embd 128"),
