@@ -78,6 +78,7 @@ def test_counts_equal_those_by_hand_and_nothing_is_built():
         "parameters_without_embeddings": MATRICES + VECTORS,
         "flops_per_token": 6 * (MATRICES + 80) + 6 * 2 * (2 * 2 * 4) * 6,
         "cache_bytes_per_token": 2 * 2 * 4 * 4,
+        "cache_bytes_at_full_context": 6 * 2 * 2 * 4 * 4,
         "cache_bytes_allocated": 2 * 2 * 4 * 4,
     }
     assert count(ModelConfig(n_embd=2**20, n_layer=2, vocab_size=2**20))["parameters"] > 2**40
