@@ -51,6 +51,8 @@ COMPARE = ["tests/test_compare.py"]
 REPORT = ["tests/test_report.py"]
 SYSTEMS = ["tests/test_systems.py"]
 HUGGINGFACE = ["tests/test_huggingface.py"]
+REGROUP = ["tests/test_regroup.py"]
+UPTRAIN = ["tests/test_uptrain.py"]
 
 MUTANTS = [
     (
@@ -234,6 +236,13 @@ MUTANTS = [
      "SIZES | OF_TRAINING or True", HUGGINGFACE),
     ("an end-of-text token is read out of exported text", "runtime/huggingface.py", '"split_special_tokens": True', '"split_special_tokens": False', HUGGINGFACE),
     ("a prompt goes without the token that begins a text", "runtime/prompts.py", "[*tokenizer.begin, *ids]", "ids", HUGGINGFACE),
+    ("an arc is named beside the best fixed word", "lab/headstudy.py", 'max(arc["best_distance_met"], arc["best_word_met"])', 'arc["best_distance_met"]', HEADSTUDY),
+    ("windows weigh alike, however few targets they have", "lab/taps.py", "rows.append(each.sum(dim=1))", "rows.append(each.sum(dim=1) * (y != IGNORED).sum() / len(y) / (targets != IGNORED).sum(dim=1))", HEADSTUDY),
+    ("heads of other data are measured without a word", "heads.py", "check_data(dataset, meta, run, exact=True)", "check_data(dataset, meta, run, exact=False)", HEADSTUDY),
+    ("keys are turned the other way", "attention/regroup.py", "angle = product.angle()", "angle = -product.angle()", REGROUP),
+    ("values are turned and w_o is not", "attention/regroup.py", 'new["w_o.weight"] = columns.flatten(1).to(layer["w_o.weight"])', "pass", REGROUP),
+    ("the first head is the last", "attention/regroup.py", "group[:, 0]", "group[:, -1]", REGROUP),
+    ("regrouped runs keep their old keys", "runtime/regrouping.py", "for name, tensor in found.items()", 'for name, tensor in found.items() if "w_k" not in name', UPTRAIN),
 ]  # fmt: skip
 
 
