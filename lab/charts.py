@@ -94,7 +94,9 @@ def to_svg(panels: Panels) -> str:
     """The panels side by side, at most three in a row, on white."""
     width = 640 if len(panels) == 1 else 300
     sized = [panel.properties(width=width) for panel in panels]
-    spec = (sized[0] if len(sized) == 1 else alt.concat(*sized, columns=3)).to_dict()
+    # Bars beside each other are as wide as their own panel's axis wants them.
+    joined = alt.concat(*sized, columns=3).resolve_scale(xOffset="independent")
+    spec = (sized[0] if len(sized) == 1 else joined).to_dict()
     spec["config"] = theme("#222222", "#E5E5E5") | {"background": "white", "padding": 12}
     return vl_convert.vegalite_to_svg(spec, allowed_base_urls=[])
 
