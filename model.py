@@ -22,6 +22,14 @@ else:
     Design = Literal[tuple(DESIGNS)]
 
 
+LARGE_VOCABULARY = 4096  # ids from which logits are more memory than all else
+
+
+def tokens_at_once(vocab_size: int) -> int:
+    """Tokens whose logits are held together: 64 MiB of float32."""
+    return max(1, 2**24 // vocab_size)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The model. What is left unset is filled in here, so that a built config holds every number."""
@@ -243,10 +251,17 @@ class GPT(nn.Module):
         reduction: str = "mean",
     ) -> Tensor:
         """Logits (B, T, vocab_size); or, given targets (B, T), their cross-entropy in nats per token."""
-        logits = self.head(self.hidden(idx, cache))
+        x = self.hidden(idx, cache)  # (B, T, n_embd)
         if targets is None:
-            return logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+            return self.head(x)
+        plain = torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)  # what torch's op cannot do
+        if self.config.vocab_size < LARGE_VOCABULARY or plain:
+            return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten(), reduction=reduction)
+        # The same in slices of the tokens, which never holds the (B T, vocab_size) logits whole.
+        slices = nn.LinearCrossEntropyOptions(batch_chunk_size=tokens_at_once(self.config.vocab_size), chunking_method=None)
+        return F.linear_cross_entropy(
+            x.flatten(0, 1), self.head.weight, targets.flatten(), reduction=reduction, options=slices
+        )
 
     def new_cache(self, batch_size: int, room: int | None = None) -> KVCache:
         """An empty cache for `room` positions (block_size if unset), in the dtype and place of the weights."""

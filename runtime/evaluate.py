@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from data.tokenfile import IGNORED, TokenFile
-from model import GPT
+from model import GPT, tokens_at_once
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def evaluate(
     first token of a window is scored from the window's own beginning: a loss belongs to its block_size.
     """
     stop = min(stop or len(tokens), len(tokens) - 1)
-    device = next(model.parameters()).device
+    device, slices = model.head.weight.device, tokens_at_once(model.head.out_features)
     was_training = model.training
     model.eval()
     total = Score(0.0, 0, 0)
@@ -73,12 +73,15 @@ def evaluate(
         width = min(block_size, stop - at)
         ids, targets = tokens.window(at, rows * width)
         x, y = (torch.from_numpy(part).view(rows, width).to(device) for part in (ids, targets))
+        nats, correct = 0.0, 0
         with autocast or contextlib.nullcontext():
-            logits = model(x)
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="none")  # 0 where IGNORED
-        nats = losses.cpu().double().sum().item()  # mps has no float64
+            hidden = model.hidden(x).flatten(0, 1)  # (rows * width, n_embd)
+            for h, wanted in zip(hidden.split(slices), y.flatten().split(slices), strict=True):
+                logits = model.head(h).float()  # (slices, vocab_size)
+                losses = F.cross_entropy(logits, wanted, reduction="none")  # 0 where IGNORED
+                nats += losses.cpu().double().sum().item()  # mps has no float64
+                correct += int((logits.argmax(-1) == wanted).sum())
         counted = targets[targets != IGNORED]
-        correct = int((logits.argmax(-1) == y).sum())
         total += Score(nats, len(counted), int(token_bytes[counted].sum()), correct)
         at += rows * width
         if progress:

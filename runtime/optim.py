@@ -7,19 +7,27 @@ import torch
 
 from model import GPT
 from runtime.errors import UserError
+from runtime.muon import Muon
 
 
 def make_optimizer(model: GPT, config: Any) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019); matrices and tables decay, vectors (norms, biases) do not."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    """AdamW (Loshchilov and Hutter 2019), or Muon for the matrices of the blocks and AdamW for the rest.
+
+    Matrices and tables decay, vectors (norms, biases) do not.
+    """
+    matrices = [p for p in model.blocks.parameters() if p.dim() >= 2]
+    in_blocks = set(matrices)
+    tables = [p for p in model.parameters() if p.dim() >= 2 and p not in in_blocks]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": config.weight_decay, "muon": config.optimizer == "muon"},
+        {"params": tables, "weight_decay": config.weight_decay, "muon": False},
+        {"params": vectors, "weight_decay": 0.0, "muon": False},
     ]
+    kind = Muon if config.optimizer == "muon" else torch.optim.AdamW
     # One fused kernel for all parameters: on a CPU and at this size the plain loop costs a tenth of a step.
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused)
+    return kind(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused)
 
 
 def learning_rate(step: int, config: Any) -> float:
@@ -50,11 +58,14 @@ def load_optimizer_tensors(
     model: GPT, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
 ) -> None:
     """Put back what `optimizer_tensors` gave; UserError if it does not fit, which no kernel would notice."""
+    orthogonal = {p for group in optimizer.param_groups if group["muon"] for p in group["params"]}
     for name, parameter in model.named_parameters():
         prefix = f"{name}/"
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         found = {key: (value.shape, value.dtype) for key, value in state.items()}
         wanted = {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
+        if parameter in orthogonal:
+            wanted = {"momentum": parameter.shape}
         if tensors and found != {key: (shape, torch.float32) for key, shape in wanted.items()}:
             raise UserError(f"the optimiser's state of {name} does not fit it: use another checkpoint")
         optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}

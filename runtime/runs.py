@@ -42,7 +42,7 @@ class TrainConfig:
     batch_size: int | None = None  # sequences a step; unset = 8, or what batch_tokens says
     batch_tokens: int | None = None  # or the same in tokens a step
     micro_batch_size: int | None = None  # sequences at a time on the device; unset = batch_size, no accumulation
-    optimizer: Literal["adamw"] = "adamw"
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks, adamw for the rest
     learning_rate: float = 3e-3  # its peak
     schedule: Literal["linear", "cosine", "trapezoid"] = "linear"  # how it comes down
     warmup_steps: int | None = None  # steps until the peak; unset = decay_steps / 10, at most 100

@@ -1,15 +1,17 @@
 """The model: its formula, its initial values, decoding from the cache, what it costs, and what it refuses."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from reference import LAYOUTS, every_layout, lively, random, random_tokens, reference_attention, tiny
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import GPT, ModelConfig
+from model import GPT, LARGE_VOCABULARY, ModelConfig, tokens_at_once
 
 # The formula
 
@@ -440,3 +442,40 @@ def test_what_is_left_unset_is_filled_in():
 def test_a_config_built_from_its_own_values_is_the_same(layout, positions):
     config = tiny(positions=positions, **layout)
     assert ModelConfig(**asdict(config)) == config
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operation gives."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_large_vocabulary_never_holds_all_logits_and_gives_the_same_loss_and_gradients(reduction):
+    V = 5000
+    T = tokens_at_once(V) + 45  # two slices, one of them short
+    config = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=T, vocab_size=V, tie_embeddings=True)
+    ids = torch.randint(V, (1, T + 1), generator=torch.Generator().manual_seed(1))
+    targets = ids[:, 1:].clone()
+    targets[0, ::7] = -100
+    sliced, plain = GPT(config), GPT(config)
+    with Largest() as seen:
+        loss = sliced(ids[:, :-1], targets, reduction=reduction)
+        loss.backward()
+    assert seen.elements < 0.99 * T * V
+    logits = plain(ids[:, :-1])
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    for (name, p), q in zip(sliced.named_parameters(), plain.parameters(), strict=True):
+        assert (p.grad - q.grad).norm() <= 1e-5 * q.grad.norm(), name
+    with Largest() as seen:
+        GPT(replace(config, vocab_size=LARGE_VOCABULARY - 1))(torch.zeros(1, T, dtype=torch.long), targets % 2)
+    assert seen.elements == T * (LARGE_VOCABULARY - 1)  # below it, the plain way

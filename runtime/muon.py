@@ -1,0 +1,51 @@
+"""Muon: gradient descent on matrices by orthogonal updates (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+MOMENTUM = 0.95
+UPDATE_RMS = 0.2  # of an update's elements at learning rate 1, about AdamW's (Liu et al. 2025, arXiv 2502.16982)
+
+
+def orthogonalise(G: Tensor, steps: int = 5) -> Tensor:
+    """About U V^T for every matrix U S V^T of a batch (k, m, n), by a quintic Newton-Schulz iteration.
+
+    A step takes a singular value s to a s + b s^3 + c s^5. Five draw what is above a hundredth of the matrix's norm to
+    between 0.7 and 1.2; U and V stay. In float32, since bfloat16 is slow on most CPUs.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = G.mT if G.size(-2) > G.size(-1) else G  # wide, so that X X^T is the small product
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value above 1
+    for _ in range(steps):
+        S = X @ X.mT
+        X = torch.baddbmm(X, torch.baddbmm(S, S, S, beta=b, alpha=c), X, beta=a)  # a X + (b S + c S S) X
+    return X.mT if G.size(-2) > G.size(-1) else X
+
+
+class Muon(torch.optim.AdamW):
+    """Muon for the groups marked `muon`, which hold matrices only, and AdamW for the others.
+
+    An update is the orthogonalised mean of the gradients (Nesterov's), scaled so that the root mean square of its
+    elements is UPDATE_RMS times the learning rate, whatever the shape: MQA's narrow w_k learns at the rate of w_q.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody here has a closure
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for p in group["params"] if group["muon"] else []:
+                by_shape.setdefault(p.shape, []).append(p)
+            for shape, matrices in by_shape.items():  # one batch for all of a shape: many small products are slow
+                updates = orthogonalise(torch.stack([self._mean(p) for p in matrices]))
+                for p, update in zip(matrices, updates, strict=True):
+                    scale = UPDATE_RMS * math.sqrt(shape.numel()) / (update.norm() + 1e-7)
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update * (group["lr"] * scale))
+                    p.grad = None  # so that AdamW passes over it
+        super().step()
+
+    def _mean(self, p: Tensor) -> Tensor:
+        assert p.grad is not None
+        mean = self.state[p].setdefault("momentum", torch.zeros_like(p))
+        return p.grad.lerp(mean.lerp_(p.grad, 1 - MOMENTUM), MOMENTUM)
