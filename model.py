@@ -258,7 +258,8 @@ class GPT(nn.Module):
         if self.config.vocab_size < LARGE_VOCABULARY or plain:
             return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten(), reduction=reduction)
         # The same in slices of the tokens, which never holds the (B T, vocab_size) logits whole.
-        slices = nn.LinearCrossEntropyOptions(batch_chunk_size=tokens_at_once(self.config.vocab_size), chunking_method=None)
+        rows = tokens_at_once(self.config.vocab_size)
+        slices = nn.LinearCrossEntropyOptions(batch_chunk_size=rows, chunking_method=None)
         return F.linear_cross_entropy(
             x.flatten(0, 1), self.head.weight, targets.flatten(), reduction=reduction, options=slices
         )
