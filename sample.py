@@ -106,7 +106,7 @@ def main(argv: list[str]) -> None:
         say(f"the prompt has {len(ids)} tokens; the model sees the last {seen} of them (block_size)")
     if device.type == "cpu" and model.num_parameters() < 5_000_000:
         torch.set_num_threads(1)  # steps of a small model are too short to share: waiting costs more
-    clock, count, at_once = time.perf_counter(), 0, rows_at_once(device)
+    clock, count, at_once = time.perf_counter(), 0, rows_at_once(model)
     for first in range(0, config.num_samples, at_once):
         numbers = range(first, min(first + at_once, config.num_samples))
         steps = generate(

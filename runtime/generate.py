@@ -15,14 +15,18 @@ from model import GPT
 from runtime.errors import EnvironmentFault
 
 
-def rows_at_once(device: torch.device) -> int:
+def rows_at_once(model: GPT) -> int:
     """How many samples share a step: always so many rows, real or blank, and sample k always in the same one.
 
     A matrix product rounds differently for another number of rows, and now and then a draw would turn on it;
     with a fixed number, a sample cannot depend on how many others were asked for. Measured on a CPU with the
-    default model, 4 rows take a fifth longer than 1, and 8 nearly half; a GPU has room for more.
+    default model, 4 rows take a fifth longer than 1, and 8 nearly half. Where the weights outgrow the caches, reading
+    them is what a step costs: products of one row do that at the speed of memory, and of 4 rows at half of it. A GPU
+    has room for more.
     """
-    return 4 if device.type == "cpu" else 16
+    if model.head.weight.device.type != "cpu":
+        return 16
+    return 4 if model.num_parameters() < 2**23 else 1  # 32 MiB
 
 
 def sample_generator(seed: int, k: int) -> torch.Generator:
@@ -105,7 +109,7 @@ def generate(
     one call equals several that take up where the last one stopped. Errors as in `choose`.
     """
     device, block_size = model.head.weight.device, model.config.block_size
-    n, rows = len(generators), rows_at_once(device)
+    n, rows = len(generators), rows_at_once(model)
     if not prompt or not 0 < n <= rows:
         raise ValueError(f"{len(prompt)} prompt tokens and {n} samples: both from 1, samples to {rows}")
     cache = model.new_cache(rows)

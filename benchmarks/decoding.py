@@ -1,0 +1,122 @@
+"""Tokens a second in decoding, one sample, float32: beside Hugging Face's generate and beside nanoGPT's.
+
+    python -m benchmarks.decoding [--nanogpt PATH/TO/nanoGPT] [--rounds 5] > benchmarks/decoding.json
+
+Two parts, in each of which the two programs take turns. The GPT-2 124M shape with random weights, greedy, after a prompt
+of 512 tokens (the time of 33 tokens less that of one, so without the prompt), with the share of what reading all weights
+once a token would allow. And 500 tokens from one, temperature 0.8, by the default model at block_size 256 and by
+nanoGPT's GPT of the same layers, heads and width, as its sample.py calls it. Needs transformers.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lab.speed import machine_limits, weight_bytes
+from model import GPT, ModelConfig
+from runtime.generate import generate, sample_generator
+from runtime.settings import build, read_toml
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMPT, NEW, SAMPLE = 512, 32, 500
+
+
+def in_turn(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every call in every round, A B A B, after one round that does not count."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            if number:
+                times[name].append(time.perf_counter() - begun)
+    return times
+
+
+def ours(model: GPT, prompt: list[int], count: int, temperature: float = 0.0, top_k: int | None = None) -> None:
+    for _ in generate(model, prompt, count, [sample_generator(1, 0)], temperature, top_k):
+        pass
+
+
+def gpt2_shape(rounds: int) -> dict[str, Any]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT(build((ModelConfig,), read_toml(str(ROOT / "config/systems/gpt2.toml")))[0]).eval()
+    theirs = GPT2LMHeadModel(GPT2Config()).eval()
+    prompt = torch.randint(50257, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+
+    def hugging_face(count: int) -> None:
+        mask = torch.ones_like(prompt)
+        theirs.generate(prompt, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False,
+                        pad_token_id=0)  # fmt: skip
+
+    calls = {
+        "manyheads, 1": lambda: ours(model, prompt[0].tolist(), 1),
+        "hugging face, 1": lambda: hugging_face(1),
+        "manyheads": lambda: ours(model, prompt[0].tolist(), 1 + NEW),
+        "hugging face": lambda: hugging_face(1 + NEW),
+    }
+    times = in_turn(calls, rounds)
+    rate = {}
+    for name in ("manyheads", "hugging face"):
+        rate[name] = [NEW / (long - short) for long, short in zip(times[name], times[f"{name}, 1"], strict=True)]
+    limits = machine_limits(torch.get_num_threads())
+    limit = 1e9 * limits["read_gb_per_s"] / weight_bytes(model)
+    return {
+        "what": f"GPT-2 124M shape, batch 1, float32, {NEW} tokens after {PROMPT}",
+        "tokens_per_s": rate,
+        "ratio": statistics.median(a / b for a, b in zip(*rate.values(), strict=True)),
+        "read_gb_per_s": limits["read_gb_per_s"],
+        "tokens_per_s_by_reading_weights": limit,
+        "share_of_limit": statistics.median(rate["manyheads"]) / limit,
+    }
+
+
+def small_model(folder: Path, rounds: int) -> dict[str, Any]:
+    sys.path.insert(0, str(folder))
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
+    nanogpt: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]  # the file is there
+    spec.loader.exec_module(nanogpt)  # type: ignore[union-attr]  # as above
+    config = ModelConfig(block_size=256, vocab_size=65)
+    model = GPT(config).eval()
+    size = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
+    theirs = nanogpt.GPT(nanogpt.GPTConfig(**size, dropout=0.0, bias=False)).eval()
+    start = torch.zeros(1, 1, dtype=torch.long)
+
+    def nano() -> None:
+        with torch.no_grad():
+            theirs.generate(start, SAMPLE, temperature=0.8, top_k=200)
+
+    times = in_turn({"manyheads": lambda: ours(model, [0], SAMPLE, 0.8, 200), "nanogpt": nano}, rounds)
+    return {
+        "what": f"{SAMPLE} tokens, 3 layers, 8 heads, width 128, block_size 256",
+        "parameters": {"manyheads": model.num_parameters(), "nanogpt": sum(p.numel() for p in theirs.parameters())},
+        "tokens_per_s": {name: [SAMPLE / t for t in values] for name, values in times.items()},
+        "ratio": statistics.median(b / a for a, b in zip(times["manyheads"], times["nanogpt"], strict=True)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT, for the second part")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    parts = [gpt2_shape(arguments.rounds)]
+    if arguments.nanogpt:
+        parts.append(small_model(arguments.nanogpt, arguments.rounds))
+    machine = {"threads": torch.get_num_threads(), "cores": os.cpu_count(), "torch": torch.__version__}
+    print(json.dumps({"machine": machine, "date": time.strftime("%Y-%m-%d"), "parts": parts}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
