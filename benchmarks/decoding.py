@@ -2,10 +2,10 @@
 
     python -m benchmarks.decoding [--nanogpt PATH/TO/nanoGPT] [--rounds 5] > benchmarks/decoding.json
 
-Two parts, in each of which the two programs take turns. The GPT-2 124M shape with random weights, greedy, after a prompt
-of 512 tokens (the time of 33 tokens less that of one, so without the prompt), with the share of what reading all weights
-once a token would allow. And 500 tokens from one, temperature 0.8, by the default model at block_size 256 and by
-nanoGPT's GPT of the same layers, heads and width, as its sample.py calls it. Needs transformers.
+Two parts, in each of which the two programs take turns. The GPT-2 124M shape with random weights, greedy, after a
+prompt of 512 tokens (the time of 33 tokens less that of one, so without the prompt), with the share of what reading
+all weights once a token would allow. And 500 tokens from one, temperature 0.8, by the default model at block_size 256
+and by nanoGPT's GPT of the same layers, heads and width, as its sample.py calls it. Needs transformers.
 """
 
 import argparse
