@@ -17,11 +17,10 @@ train: .venv/ready
 	$(BIN)/python sample.py
 
 compare: .venv/ready
-	$(BIN)/python compare.py
+	$(BIN)/python compare.py --jobs 2
 
 compare-long: .venv/ready
 	$(BIN)/python compare.py $(LONG) --jobs 2
-	$(BIN)/python compare.py $(LONG)
 
 heads: .venv/ready
 	$(BIN)/python train.py config/probe/sentences.toml --n_head 1 --out_dir runs/one-head --overwrite

@@ -212,7 +212,7 @@ def test_each_design_gets_the_best_of_the_rates_on_a_seed_that_is_not_reported(d
     assert [one["seed"] for one in design(results, "mha")["runs"]] == [1]
     assert not (tmp_path / "runs" / "common-rate").exists()  # the best is the common one: nothing to train again
     assert not results["rates"]["differs"] and len(results["rates"]["at_common"]) == 2
-    assert "several runs shared the machine" in results["speed_note"]
+    assert "--no-speed" in results["speed_note"]
 
 
 # What the runs are to be.
