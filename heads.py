@@ -15,7 +15,7 @@ from data import open_dataset
 from data.probes import EXAMPLE
 from data.tokenfile import IGNORED, DataError
 from data.tokenizer import Tokenizer
-from lab.headstudy import Windows, of_text, study, validation
+from lab.headstudy import TOKENS, Windows, of_text, study, validation
 from lab.taps import look, open_model
 from model import GPT
 from runtime import errors, settings
@@ -44,7 +44,7 @@ class HeadsConfig:
     checkpoint: Literal["best", "last"] = "best"  # the one of lowest validation loss, or the newest
     text: str | None = None  # the text whose attention is drawn; unset = a piece of the validation text
     text_file: str | None = None  # or a file with it; - is standard input
-    eval_tokens: int = 8192  # tokens that ablations are measured on
+    eval_tokens: int | None = None  # tokens that ablations are measured on; unset = 8,192, of a probe all
     out_dir: str | None = None  # folder for heads.html and heads.json; unset = the run's
     device: str = "auto"  # auto, cpu, cuda, cuda:1 or mps
 
@@ -54,14 +54,14 @@ class HeadsConfig:
                 raise ValueError(f"{name} is empty; give one or leave it out")
         if self.text and self.text_file is not None:
             raise ValueError("--text and --text_file both give a text: leave one of them out")
-        if not 2 <= self.eval_tokens < 2**31:
+        if self.eval_tokens is not None and not 2 <= self.eval_tokens < 2**31:
             raise ValueError(f"eval_tokens must be at least 2 and below 2^31, not {self.eval_tokens}")
 
 
 def texts(
-    run: str, model: GPT, tokenizer: Tokenizer, meta: dict[str, Any], text: str | None, eval_tokens: int
+    run: str, model: GPT, tokenizer: Tokenizer, meta: dict[str, Any], text: str | None, eval_tokens: int | None
 ) -> tuple[torch.Tensor, Windows, str]:
-    """The ids to draw (T,), the windows to measure on, and a sentence on where they come from."""
+    """The ids to draw (T,), the windows to measure on, and where these come from."""
     block_size, name = model.config.block_size, meta["dataset"]["name"]
     ids = encode(text, "text", tokenizer) if text is not None else None
     if ids is not None and len(ids) < 2:
@@ -73,14 +73,14 @@ def texts(
     except (DataError, UserError) as error:
         if ids is None:
             raise UserError(f"the text that {run} was trained beside cannot be read, so give --text: {error}") from None
-        windows = of_text(ids, block_size, eval_tokens)
-        return torch.tensor(ids[:block_size]), windows, f"measured on {windows.y.numel():,} targets of the text given"
-    windows = validation(dataset, block_size, eval_tokens)
-    told = f"measured on {int((windows.y != IGNORED).sum()):,} targets of {name}'s validation split"
-    asked = " ".join(EXAMPLE.words[:-1])  # as far as the question, where the answer has to be found
+        return torch.tensor(ids[:block_size]), of_text(ids, block_size, eval_tokens or TOKENS), "the text given"
+    windows = validation(dataset, block_size, eval_tokens or (len(dataset.val) if dataset.probe else TOKENS))
+    # A probe is drawn as far as its last question, where the answer has to be found.
+    asked, last = " ".join(EXAMPLE.words[:-1]), int((windows.y[0] != IGNORED).nonzero().max())
     if ids is None and "sentences" in name and tokenizer.kind == "word" and not tokenizer.unknown(asked):
         ids = tokenizer.encode(asked).tolist()
-    return torch.tensor(ids[:block_size]) if ids else windows.x[0], windows, told
+    drawn = torch.tensor(ids[:block_size]) if ids else windows.x[0, : last + 1]
+    return drawn, windows, f"the validation split of {name}"
 
 
 def main(argv: list[str]) -> None:
@@ -119,7 +119,7 @@ def main(argv: list[str]) -> None:
     write_whole(out_dir / "heads.json", json.dumps(saved(parts), indent=1, allow_nan=False))
     for note in write_page(page_content(parts), out_dir / "heads.html"):
         print(note, file=sys.stderr)
-    show(parts, Console() if sys.stdout.isatty() else Console(width=120))
+    show(parts, Console(width=max(80 if sys.stdout.isatty() else 120, Console().width)))
     print(f"page: {out_dir / 'heads.html'}")
 
 

@@ -228,7 +228,8 @@ def main(argv: list[str]) -> int:
     if stop.number:
         print(f"stopped after step {step}; go on with: {python()} train.py --resume {out_dir}")
         return 128 + stop.number
-    print(f"done; write text with: {python()} sample.py {out_dir}")
+    purpose, command = ("see its heads", "heads.py") if dataset.probe else ("write text", "sample.py")
+    print(f"done; {purpose} with: {python()} {command} {out_dir}")
     return 0
 
 

@@ -23,7 +23,7 @@ def join(parts: Iterable[Any]) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    return f"{count} {word}" + "s" * (count != 1)
+    return f"{count:,} {word}" + "s" * (count != 1)
 
 
 def verdict(design: Design, baseline: str) -> str:

@@ -98,6 +98,7 @@ def to_svg(panels: Panels) -> str:
     joined = alt.concat(*sized, columns=3).resolve_scale(xOffset="independent")
     spec = (sized[0] if len(sized) == 1 else joined).to_dict()
     spec["config"] = theme("#222222", "#E5E5E5") | {"background": "white", "padding": 12}
+    spec["config"]["legend"]["columnPadding"] = 30  # the reader's font may be wider than the one measured here
     return vl_convert.vegalite_to_svg(spec, allowed_base_urls=[])
 
 

@@ -142,13 +142,13 @@ def build(content: dict[str, Any], most: int, whole: bool) -> tuple[str, list[st
     body.append(f'<h2>Attention</h2><p>{HOW}</p>{LEGEND}<div class="runs" id="runs"></div>')
     if any(run["w_o"] for run in runs):
         body.append('<h2>W_O made visible</h2><div id="w_o"></div>')
-    for i, m in enumerate(matrices):
-        body.append(f'<h2>{e(m["title"])}</h2><p>{e(m["text"])}</p><div id="matrix-{i}"></div>')
     for i, p in enumerate(content["pictures"]):
         # Two SVG files may use the same ids, which one page cannot.
         svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>picture-{i}-", p["svg"])
         body.append(f'<h2>{e(p["title"])}</h2><figure><div class="card" tabindex="0">{svg}</div>')
         body.append(f"<figcaption>{e(p['caption'])}</figcaption></figure>")
+    for i, m in enumerate(matrices):
+        body.append(f'<h2>{e(m["title"])}</h2><p>{e(m["text"])}</p><div id="matrix-{i}"></div>')
     for t in content["tables"]:
         body += [f"<h2>{e(t['title'])}</h2><p>{e(t['text'])}</p>", table(t["rows"]) if t["rows"] else ""]
     if content["definitions"]:

@@ -1,5 +1,6 @@
 """From the study of heads to what people read: the page's content, heads.json, and a table on the terminal."""
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from data.tokenizer import Tokenizer
+from lab.answers import plural
 from lab.charts import to_svg
-from lab.headstudy import DEFINITIONS, NAMED_FROM, OVER_BLIND, TIMES_CHANCE, UNNAMED
+from lab.headstudy import DEFINITIONS, UNNAMED
 from lab.taps import Seen, shares
 from model import GPT
 from runtime.settings import as_dict
@@ -29,7 +31,7 @@ class Part(NamedTuple):
     tokenizer: Tokenizer
     meta: dict[str, Any]
     ids: torch.Tensor
-    told: str  # what it was measured on
+    told: str  # what text it was measured on
     seen: Seen
     study: dict[str, Any]
 
@@ -39,6 +41,14 @@ class Part(NamedTuple):
         config = self.model.config
         return config.n_head // (config.n_kv_head or config.n_head)
 
+    @property
+    def loss(self) -> str:
+        """The loss, of answers the share that is right, and what these are over."""
+        loss, right, tokens = (self.study[name] for name in ("loss", "right", "tokens"))
+        if right is None:
+            return f"loss {loss:.4f} nats a token ({plural(tokens, 'token')} in {self.told})"
+        return f"loss {loss:.4f} nats an answer, {right:.1%} right ({plural(tokens, 'answer')} in {self.told})"
+
 
 def saved(parts: Sequence[Part]) -> dict[str, Any]:
     """heads.json's content; what is nan has no value there."""
@@ -47,17 +57,8 @@ def saved(parts: Sequence[Part]) -> dict[str, Any]:
          "settings": as_dict(p.model.config), "measured": p.told, **p.study}
         for p in parts
     ]  # fmt: skip
-    rules = {"named_from": NAMED_FROM, "times_chance": TIMES_CHANCE, "over_blind": OVER_BLIND}
-    return without_nan({"format": 1, "definitions": DEFINITIONS, "rules": rules, "runs": runs})
-
-
-def without_nan(value: Any) -> Any:
-    """The same with None for every float that JSON does not know."""
-    if isinstance(value, dict):
-        return {key: without_nan(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    text = json.dumps({"format": 1, "definitions": DEFINITIONS, "runs": runs})
+    return json.loads(text, parse_constant=lambda name: None)
 
 
 def page_content(parts: Sequence[Part]) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def page_content(parts: Sequence[Part]) -> dict[str, Any]:
         "title": title,
         "lead": lead(parts),
         "runs": [run_content(p, W_O_FLOATS // len(parts)) for p in parts],
-        "matrices": [matrix(p) for p in parts],
+        "matrices": [matrix(p) for p in parts if p.model.config.n_head > 1],
         "pictures": pictures(parts),
         "tables": [comparison(parts)] * (not one) + [table for p in parts for table in tables(p, one)],
         "definitions": list(DEFINITIONS.items()),
@@ -79,32 +80,25 @@ def lead(parts: Sequence[Part]) -> list[str]:
     """What a reader should know first, in sentences."""
     said = []
     for p in parts:
-        heads = p.study["heads"]
-        named = [h for h in heads if h["label"] != UNNAMED]
+        heads, random = p.study["heads"], p.study["random"]
         most = max(heads, key=lambda h: h["zeroed"]["mean"])
-        where = f"nats a token ({p.told})"
-        if (most["zeroed"]["interval"] or [most["zeroed"]["mean"]])[0] > 0:
-            worth = (
-                f"Head {most['head']} of layer {most['layer']} is worth the most: without it the loss rises by "
-                f"{most['zeroed']['mean']:.3f} from {p.study['loss']:.3f} {where}."
-            )
-        else:
-            worth = f"The loss is {p.study['loss']:.3f} {where}, and no head is found to be worth anything by itself."
-        said.append(
-            f"{p.name}: {len(named)} of {len(heads)} heads have a name. {worth} On random tokens written again and "
-            "again the loss is "
-            f"{p.study['random']['first']:.2f} the first time and {p.study['random']['repeats']:.2f} on the repeats."
-        )
-    if len(parts) > 1:
-        apart = ", ".join(f"{p.name} {cell(p.study['apart']['all'], '.3f')[0]}" for p in parts)
-        said.append(f"How much the query heads of a layer differ (Jensen-Shannon divergence, nats): {apart}.")
-    said.append(
-        f"A head is named by a score of at least {NAMED_FROM:g} that is {TIMES_CHANCE:g} times what an even spread of "
-        f"attention scores, or by a kind of arc that it meets at least that often and {100 * OVER_BLIND:g} points more "
-        "often than the blind ways, the best fixed distance and the best fixed word. A name says what a head does on "
-        "these texts, not what it is for."
-    )
+        told = f"{p.name}: {p.loss}. {'' if p.study['right'] is None else likeliest(p)}"
+        told += f"Zeroing head {most['head']} of layer {most['layer']} costs most, {spread(most['zeroed'])[0]} nats."
+        told += f" Heads with a name: {sum(h['label'] != UNNAMED for h in heads)} of {len(heads)}."
+        if random["foretold"]:
+            told += f" On random tokens written again and again the loss is {random['first']:.2f} the first time and "
+            told += f"{random['repeats']:.2f} on the repeats."
+        said.append(told)
     return said
+
+
+@torch.no_grad()
+def likeliest(part: Part) -> str:
+    """What the model says after the text that is drawn, as a sentence."""
+    logits = part.model(part.ids[None].to(part.model.head.weight.device))[0, -1, : part.tokenizer.vocab_size]
+    chance, best = logits.float().softmax(dim=-1).max(dim=-1)
+    asked, said = (part.tokenizer.decode(ids).strip() for ids in (part.ids.tolist(), [int(best)]))
+    return f'Asked "{asked}", it answers "{said}" with a probability of {chance:.3f}. '
 
 
 def run_content(part: Part, floats: int) -> dict[str, Any]:
@@ -113,11 +107,11 @@ def run_content(part: Part, floats: int) -> dict[str, Any]:
     n_layer, n_head, T, width = part.seen.outputs.shape
     count = min(T, max(1, floats // (n_layer * n_head * (width + config.n_embd))))
     places = list(range(T - count, T))
-    kv = f"{config.n_kv_head} K/V heads, " if part.group > 1 else ""
+    kv = f"{plural(config.n_kv_head or n_head, 'K/V head')}, " if part.group > 1 else ""
     return {
         "name": part.name,
-        "facts": f"{n_layer} layers, {n_head} heads of width {width}, {kv}model width {config.n_embd}, step "
-        f"{part.meta['step']:,}, {part.meta['dataset']['name']}, loss {part.study['loss']:.4f}",
+        "facts": f"{plural(n_layer, 'layer')}, {plural(n_head, 'head')} of width {width}, {kv}model width "
+        f"{config.n_embd}, step {part.meta['step']:,}, {part.meta['dataset']['name']}",
         "tokens": [part.tokenizer.decode([i]) for i in part.ids.tolist()],
         "weights": part.seen.weights.float().numpy(),
         "kv_head_of": [head // part.group for head in range(n_head)],
@@ -156,17 +150,14 @@ def matrix(part: Part) -> dict[str, Any]:
 def tables(part: Part, alone: bool) -> list[dict[str, Any]]:
     """All scores of all heads, each beside its chance level; K/V heads; arcs."""
     of = "" if alone else f": {part.name}"
-    heads = part.study["heads"]
-    forms = {"distance": ".1f", "rank": ".1f"}
+    heads, foretold = part.study["heads"], part.study["random"]["foretold"]
     rows, arc_rows = [], []
     for h in heads:
         place = {"head": f"{h['layer']}.{h['head']}"}
-        row: dict[str, Any] = place | {"name": h["label"], "zeroed": spread(h["zeroed"]), "mean": spread(h["mean"]),
-                                       "repeats": spread(h["repeats"])}  # fmt: skip
+        row: dict[str, Any] = place | {"zeroed": spread(h["zeroed"]), "mean": spread(h["mean"])}
+        row |= ({"repeats": spread(h["repeats"])} if foretold else {}) | {"name": h["label"]}
         for name, score in h["scores"].items():
-            form = forms.get(name, ".2f")
-            chance = cell(score["chance"], form)[0]
-            row[f"{name} (chance {chance})"] = cell(score["value"], form)
+            row[f"{name} (chance {cell(score['chance'], '.2f')[0]})"] = cell(score["value"], ".2f")
         rows.append(row)
         for kind, arc in h["arcs"].items():
             best = part.study["arcs"][kind]
@@ -183,7 +174,7 @@ def tables(part: Part, alone: bool) -> list[dict[str, Any]]:
         text = "Heads of one type may stand in for each other, so that none is missed alone: all of them zeroed."
         type_rows = [
             {"type": t["type"], "heads": ", ".join(f"{layer}.{head}" for layer, head in t["heads"]),
-             "zeroed": spread(t["zeroed"]), "repeats": spread(t["repeats"])}
+             "zeroed": spread(t["zeroed"])} | ({"repeats": spread(t["repeats"])} if foretold else {})
             for t in part.study["types"]
         ]  # fmt: skip
         found.append({"title": f"Every type{of}", "text": text, "rows": type_rows})
@@ -204,23 +195,16 @@ def tables(part: Part, alone: bool) -> list[dict[str, Any]]:
 def comparison(parts: Sequence[Part]) -> dict[str, Any]:
     rows = []
     for p in parts:
-        heads, apart = p.study["heads"], p.study["apart"]
-
-        def mean(name: str, heads: list[dict[str, Any]] = heads) -> tuple[str, float | None]:
-            values = [h["scores"][name]["value"] for h in heads if name in h["scores"]]
-            return cell(sum(values) / len(values) if values else None, ".3f")
-
+        s, apart = p.study, p.study["apart"]
         rows.append({
-            "run": p.name, "loss": cell(p.study["loss"], ".4f"), "heads": cell(len(heads), ""),
-            "named": cell(sum(h["label"] != UNNAMED for h in heads), ""),
-            "apart": cell(apart["all"], ".3f"), "apart, same K/V head": cell(apart["same_kv"], ".3f"),
-            "apart, other K/V head": cell(apart["other_kv"], ".3f"), "entropy": mean("entropy"),
-            "distance": mean("distance"), "previous token": mean("previous token"), "induction": mean("induction"),
-            "repeats of random text": cell(p.study["random"]["repeats"], ".3f"),
+            "run": p.name, "loss": cell(s["loss"], ".4f"), "right": cell(s["right"], ".1%"),
+            "heads": cell(len(s["heads"]), ""), "apart": cell(apart["all"], ".3f"),
+            "apart, same K/V head": cell(apart["same_kv"], ".3f"),
+            "apart, other K/V head": cell(apart["other_kv"] if p.group > 1 else None, ".3f"),
         })  # fmt: skip
-    text = "Means over heads. Apart is the divergence between two heads of one layer, in nats: mean over all pairs, "
-    text += "over those that share a K/V head, and over those that do not."
-    return {"title": "Side by side", "text": text, "rows": rows}
+    filled = [name for name in rows[0] if any(row[name] != ("-", None) for row in rows)]
+    text = "Loss in nats. Apart is the divergence between two heads of one layer, in nats, mean over pairs."
+    return {"title": "Side by side", "text": text, "rows": [{name: row[name] for name in filled} for row in rows]}
 
 
 def pictures(parts: Sequence[Part]) -> list[dict[str, str]]:
@@ -228,9 +212,9 @@ def pictures(parts: Sequence[Part]) -> list[dict[str, str]]:
     rows, curve = [], []
     for p in parts:
         for h in p.study["heads"]:
-            for how, what in (("zeroed", "zeroed"), ("mean", "replaced by its mean")):
+            for how in ("zeroed", "mean"):
                 low, high = h[how]["interval"] or (h[how]["mean"], h[how]["mean"])
-                rows.append({"run": p.name, "head": f"{h['layer']}.{h['head']}", "how": what, "change": h[how]["mean"],
+                rows.append({"run": p.name, "head": f"{h['layer']}.{h['head']}", "how": how, "change": h[how]["mean"],
                              "low": low, "high": high})  # fmt: skip
         curve += [{"run": p.name, "share": point["share"], "loss": point["loss"]} for point in p.study["pruning"]]
     panels = []
@@ -245,12 +229,12 @@ def pictures(parts: Sequence[Part]) -> list[dict[str, str]]:
         panels.append((bars + lines).properties(title=p.name, height=220))
     line = alt.Chart(alt.Data(values=curve)).mark_line(point=True).encode(
         x=alt.X("share:Q", title="share of heads zeroed, least important first", axis=alt.Axis(format=".0%")),
-        y=alt.Y("loss:Q", title="loss, nats a token", scale=alt.Scale(zero=False)),
+        y=alt.Y("loss:Q", title="loss, nats", scale=alt.Scale(zero=False)),
         color=alt.Color("run:N", title=None),
     )  # fmt: skip
     return [
         {"title": "What each head is worth", "svg": to_svg(panels),
-         "caption": "Change of the validation loss without a head; rules are 95% bootstrap intervals over windows."},
+         "caption": "Change of the loss, a head zeroed or replaced by its mean; rules are 95% intervals over windows."},
         {"title": "How many heads are needed", "svg": to_svg([line.properties(height=220)]),
          "caption": "Heads are removed in the order of what each is worth by itself, measured once: what two heads do "
          "for each other is not seen by it."},
@@ -260,8 +244,8 @@ def pictures(parts: Sequence[Part]) -> list[dict[str, str]]:
 def show(parts: Sequence[Part], console: Console) -> None:
     """The table on the terminal: names, the scores most asked for, and what each head is worth."""
     for p in parts:
-        title = Text(f"{p.name}: loss {p.study['loss']:.4f}, {p.told}")  # as it is: a name may hold brackets
-        table = Table(title=title, title_justify="left", box=None)
+        console.print(Text(f"{p.name}: {p.loss}"), soft_wrap=True)  # as it is: a name may hold brackets
+        table = Table(box=None)
         columns = ("previous token", "duplicate token", "induction", "first token", "entropy")
         for name in ("head", *columns, "zeroed", "name"):
             table.add_column(name, justify="left" if name in ("head", "name") else "right", overflow="fold")

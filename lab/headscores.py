@@ -5,8 +5,7 @@ tokens. A score is a mean over the queries that it can be asked of, nan if there
 score gives for a head that spreads its weight evenly over all that it sees: `score(even(T, window), ...)`.
 
 TransformerLens' head_detector (its measure "mul") divides by all T queries, also by those that have nothing to find,
-such as the first; here they are left out, so that a perfect head scores 1 on every text. `transformer_lens_score` is
-theirs, to compare.
+such as the first; here they are left out, so that a perfect head scores 1 on every text.
 """
 
 import math
@@ -49,11 +48,6 @@ def after_duplicates(ids: Tensor) -> Tensor:
 def before_duplicates(ids: Tensor) -> Tensor:
     """Target: the places right before those; reported so that both readings of "preceded" can be told apart."""
     return duplicates(ids).roll(-1, dims=1).index_fill(1, torch.tensor([len(ids) - 1]), False)
-
-
-def transformer_lens_score(pattern: Tensor, target: Tensor) -> Tensor:
-    """TransformerLens' detect_head with error_measure "mul": weight on the target over all weight."""
-    return (pattern * target).sum(dim=(-2, -1)) / pattern.sum(dim=(-2, -1))
 
 
 def largest_at(pattern: Tensor, distance: int) -> Tensor:

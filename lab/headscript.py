@@ -34,6 +34,7 @@ STYLE = """
 canvas { display: block }
 .card { background: #fff; border: 1px solid var(--line); border-radius: 6px; overflow-x: auto }
 .card svg { display: block; max-width: 100%; height: auto; min-width: 480px; margin: 0 auto }
+th, th button { white-space: normal; vertical-align: bottom }
 dt { font-weight: 600; margin-top: .7em }
 dd { margin: 0; max-width: 80ch }
 """
@@ -271,7 +272,7 @@ function steps(section) {
     cells = []
     told.textContent = "Point at a cell or a bar to read it."
     text.textContent = [
-      `Step 1 of 3. Each head has mixed its values by its weights and hands over ${width} numbers for this token.`,
+      `Step 1 of 3. Each head has mixed its values by its weights and hands over a row for this token, ${width} long.`,
       `Step 2 of 3. The rows are laid side by side: ${H} x ${width} = ${H * width} numbers.`,
       `Step 3 of 3. W_O mixes them into ${out} outputs. Each head's exact share of an output is a piece of its bar, ` +
       `above the line if it adds and below if it takes away; the mark is the sum, ` +

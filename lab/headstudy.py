@@ -1,5 +1,6 @@
 """What each head of a trained model does and is worth: scores, names, ablations, pruning."""
 
+import math
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,11 +18,12 @@ from data.probes import Sentence, draw_sentences
 from data.tokenfile import IGNORED
 from data.tokenizer import Tokenizer
 from lab import headscores as scores
-from lab.taps import changed, look, losses, mean_outputs, open_model, put
+from lab.taps import changed, look, losses, mean_outputs, open_model, put, share_right
 from model import GPT
 from runtime.errors import UserError
 from runtime.generate import default_start
 
+TOKENS = 8192  # of a validation text that heads are measured on; of a probe all are
 SAMPLES = 16  # windows of text, and random texts, that scores are means over
 WEIGHTS = 300_000_000  # of all heads that these windows may have; a large model is looked at on fewer, at least two
 SENTENCES = 100
@@ -52,6 +54,15 @@ DEFINITIONS = {
     "repeats": "Change of the loss on the repeats of random text when the head is zeroed.",
     "arcs": "On generated sentences: weight from the later word of an arc to the earlier one, the share of arcs where "
     "the largest weight is there, and beside it the shares that the best fixed distance and the best fixed word meet.",
+    "verb to subject": 'Arc from "cross" to "animal" in "the animal did not cross the street".',
+    "preposition to object": 'Arc from "dog" to "near" in "near the dog".',
+    "pronoun to noun": 'Arc from "tired" to "animal" in "... because it was too tired": what "it" means.',
+    "pronoun to cause": 'Arc from "tired" to "it" in the same sentence.',
+    "answer": 'Arc from "?" to "animal" if the animal is asked for: to the word that answers.',
+    "name": f"A head is named by a score of at least {NAMED_FROM:g} that is {TIMES_CHANCE:g} times what an even spread "
+    f"of attention scores, or by a kind of arc that it meets at least that often and {100 * OVER_BLIND:g} points more "
+    "often than the blind ways, the best fixed distance and the best fixed word. A name says what a head does on these "
+    "texts, not what it is for.",
 }  # fmt: skip
 
 
@@ -85,7 +96,7 @@ def repeated(tokenizer: Tokenizer, text: Windows, block_size: int, seed: int) ->
     Tokens are those of the text without its commonest and rarest tenth, each once in a stretch. Only the repeats
     count as targets, from the second token of the first one on.
     """
-    seen, counts = text.x.unique(return_counts=True)
+    seen, counts = text.x.flatten()[:TOKENS].unique(return_counts=True)
     ranked = seen[counts.argsort()]
     tenth = len(ranked) // 10
     middle = ranked[tenth : len(ranked) - tenth]
@@ -164,7 +175,7 @@ def pattern_scores(
 
     Divergences are (n_layer * n_head, n_layer * n_head), nats, means over the windows of text.
     """
-    classes = token_classes(tokenizer)
+    classes = {name: of_kind for name, of_kind in token_classes(tokenizer).items() if of_kind.any()}
     sums: dict[str, list[Tensor]] = {}
     chances: dict[str, list[float]] = {}
 
@@ -350,7 +361,9 @@ def study(
         "types": [{"type": name, "heads": members, "zeroed": zero._asdict(), "repeats": repeat._asdict()}
                   for (name, members), zero, repeat in together],
         "loss": float(whole.mean()), "tokens": int((text.y != IGNORED).sum()), "windows": len(text.x),
-        "random": {"first": float(losses(fused, *first).mean()), "repeats": float(on_random.mean()), "length": n},
+        "right": share_right(fused, *text) if (text.y == IGNORED).any() else None,  # of a probe's answers
+        "random": {"first": float(losses(fused, *first).mean()), "repeats": float(on_random.mean()), "length": n,
+                   "foretold": bool(on_random.mean() < math.log(config.vocab_size))},  # better than by even guessing
         "heads": heads, "kv_heads": kv_heads, "divergence": apart.tolist(),
         "apart": layer_means(apart, n_layer, n_head, group),
         "arcs": {kind: {key: value for key, value in arc.items() if key not in ("weight", "met")}

@@ -107,6 +107,13 @@ def losses(model: GPT, x: Tensor, y: Tensor, batch_size: int = 16) -> Tensor:
 
 
 @torch.no_grad()
+def share_right(model: GPT, x: Tensor, y: Tensor, batch_size: int = 16) -> float:
+    """Share of the targets that count which are the likeliest token."""
+    pairs = zip(x.to(model.head.weight.device).split(batch_size), y.split(batch_size), strict=True)
+    return sum(int((model(ids).argmax(-1).cpu() == asked).sum()) for ids, asked in pairs) / int((y != IGNORED).sum())
+
+
+@torch.no_grad()
 def mean_outputs(model: GPT, x: Tensor, batch_size: int = 16) -> Tensor:
     """Every head's output, mean over all tokens of the windows (N, T): (n_layer, n_head, width)."""
     totals: dict[int, Tensor] = {}

@@ -65,7 +65,8 @@ def judge(error: Exception) -> tuple[int | None, str | None]:
         return 1, None
     if isinstance(error, OSError):
         told = WHAT_TO_DO.get(error.errno, error.strerror or str(error))
-        return 1, told if error.filename is None else f"{error.filename}: {told}"
+        place = error.filename2 or error.filename  # of a renaming, where it went
+        return 1, told if place is None else f"{place}: {told}"
     if isinstance(error, (MemoryError, torch_oom)) or (
         isinstance(error, RuntimeError)  # what torch raises on the CPU and on Apple's GPUs
         and any(part in str(error) for part in ("can't allocate memory", "out of memory"))

@@ -221,6 +221,8 @@ MUTANTS = [
     ("a class is not weighed by its frequency", "lab/headscores.py", "return weight / share if", "return weight if", HEADSCORES),
     ("the bias is a share of a head", "lab/taps.py", "found.append(out[:-1] - out[-1])", "found.append(out[:-1])", HEADSTUDY),
     ("heads are zeroed where they should be means", "lab/headstudy.py", "put(some, values[layer])", "put(some, 0 * values[layer])", HEADSTUDY),
+    ("a probe is measured in part", "heads.py", "(len(dataset.val) if dataset.probe else TOKENS)", "TOKENS", HEADSTUDY),
+    ("the answer is read at the first word", "lab/headreport.py", "[0, -1, : part.tokenizer", "[0, 0, : part.tokenizer", HEADSTUDY),
     ("a name needs no more than its threshold", "lab/headstudy.py", "value >= NAMED_FROM and value >= TIMES_CHANCE * chance", "value >= NAMED_FROM", HEADSTUDY),
     ("heads of a type go one by one", "lab/headstudy.py", "ablations(fused, random, list(types.values()), zeros, on_random)",
      "ablations(fused, random, [[g[0]] for g in types.values()], means, on_random)", HEADSTUDY),

@@ -11,6 +11,7 @@ import torch
 
 from data import DataError
 from runtime.errors import EnvironmentFault, UserError, run
+from runtime.runs import write_whole
 
 ROOT = Path(__file__).parent.parent
 
@@ -59,6 +60,13 @@ def test_an_unlisted_system_error_is_told_in_the_systems_words(capsys, monkeypat
     error = OSError(errno.EIO, "Input/output error", "data/a/train.bin")
     told = "train.py: data/a/train.bin: Input/output error\n"
     assert ending(capsys, monkeypatch, raising(error)) == (1, told)
+
+
+def test_a_file_that_cannot_take_its_place_is_told_by_the_name_of_the_place(capsys, monkeypatch, tmp_path):
+    place = tmp_path / "heads.html"
+    place.mkdir()
+    status, err = ending(capsys, monkeypatch, lambda argv: write_whole(place, "text"))
+    assert status == 1 and err.startswith(f"train.py: {place}: ")
 
 
 @pytest.mark.parametrize(

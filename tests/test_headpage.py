@@ -304,6 +304,14 @@ def test_tables_sort_and_matrices_tell_their_values(page):
     assert line.inner_text() == "0.1 and 0.1: 0.000"
 
 
+def test_a_wide_table_wraps_the_names_of_its_columns(browser, tmp_path, weights):
+    content = make_content([make_run("mha", weights, WORDS)])
+    content["tables"][0]["rows"] = [{f"a score of many words {i} (chance 0.12)": ("0.12", 0.12) for i in range(10)}]
+    headpage.write_page(content, tmp_path / "heads.html")
+    with opened(browser, tmp_path / "heads.html", drawn="yes") as page:
+        assert page.locator(".scroll").evaluate("box => box.scrollWidth <= box.clientWidth")
+
+
 def test_runs_stand_side_by_side_and_share_the_token_of_equal_texts(browser, tmp_path, weights):
     other, third = attention((1, 6, len(WORDS)), seed=2), attention((1, 2, 5), seed=3)
     runs = [make_run("mha", weights, WORDS), make_run("gqa", other, WORDS, group=3), make_run("x", third, WORDS[:5])]

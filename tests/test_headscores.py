@@ -75,12 +75,6 @@ def test_a_text_without_repeats_has_no_duplicate_score():
     assert math.isnan(hs.found(EVEN, hs.duplicates(torch.arange(6))))
 
 
-def test_transformer_lens_divides_by_all_queries():
-    """Theirs is ours times the share of queries that have something to find."""
-    assert hs.transformer_lens_score(PREVIOUS, hs.distance_back(6, 1)).item() == pytest.approx(5 / 6)
-    assert hs.transformer_lens_score(INDUCTION, hs.after_duplicates(IDS)).item() == pytest.approx(3 / 6)
-
-
 def test_class_ratio_is_weight_over_frequency():
     of_class = IDS == 7
     assert hs.class_ratio(EVEN, of_class).item() == pytest.approx(1)

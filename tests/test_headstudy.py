@@ -1,10 +1,12 @@
 """What is said of a head is true of a model that was wired by hand to have it."""
 
+import html
 import json
 import math
 import re
 import shutil
 import string
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +16,15 @@ from reference import switches
 
 import heads
 import prepare
+import sample
 import train
 from attention import DESIGNS
 from data.probes import EXAMPLE, PREPOSITIONS, SENTENCE_WORDS
 from data.tokenfile import IGNORED
 from data.tokenizer import CharTokenizer, WordTokenizer
+from lab.headreport import Part, page_content, saved
 from lab.headstudy import (
+    DEFINITIONS,
     Windows,
     ablations,
     arc_scores,
@@ -34,6 +39,7 @@ from lab.headstudy import (
 )
 from lab.taps import changed, look, losses, mean_outputs, open_model, put, shares
 from model import GPT, ModelConfig
+from runtime.checkpoint import load_model
 from runtime.errors import UserError
 
 LETTERS = CharTokenizer(string.ascii_letters)
@@ -116,6 +122,25 @@ def test_the_induction_head_is_worth_the_repeats_and_an_idle_head_nothing(found)
         assert scores_of(found, layer, 1)["repeats"] == {"mean": 0, "interval": [0, 0]}
     worth = sorted(h["repeats"]["mean"] for h in found["heads"])
     assert worth[-1] > 100 * max(abs(worth[1]), 0.01)
+
+
+def part_of(model, study):
+    ids, meta = torch.tensor([1, 2, 3, 1]), {"step": 1, "dataset": {"name": "letters"}}
+    return Part("run", model, LETTERS, meta, ids, "a text", look(model, ids), study)
+
+
+def test_what_is_not_a_number_is_none_in_the_file(wired, found):
+    kept = saved([part_of(wired, found | {"loss": math.nan, "apart": {"all": [1.5, math.inf]}})])
+    assert kept["runs"][0]["loss"] is None and kept["runs"][0]["apart"] == {"all": [1.5, None]}
+
+
+def test_random_text_is_told_of_only_where_it_is_foretold(wired, found):
+    assert found["random"]["foretold"]  # 0.1 nats, where even guessing costs 3.95
+    for foretold in (True, False):
+        content = page_content([part_of(wired, found | {"random": found["random"] | {"foretold": foretold}})])
+        every, types = content["tables"]
+        assert ["again and again" in line for line in content["lead"]] == [foretold]
+        assert ["repeats" in table["rows"][0] for table in (every, types)] == [foretold, foretold]
 
 
 def test_heads_of_one_type_are_also_taken_away_together(wired, found):
@@ -335,6 +360,9 @@ def test_arcs_are_met_by_a_head_that_looks_at_them():
     for arc in arcs.values():
         assert torch.allclose(arc["weight"], torch.full((2, 4), arc["chance"], dtype=torch.float64), atol=1e-6)
         assert (arc["met"] == 0).all()  # the largest of equal weights is the first, <s>, which no arc leads to
+    assert set(arcs) <= set(DEFINITIONS)
+    for kind, later, earlier in EXAMPLE.arcs:  # told on the words that they join
+        assert f'from "{EXAMPLE.words[later]}" to "{EXAMPLE.words[earlier]}"' in DEFINITIONS[kind]
     assert arcs["pronoun to cause"]["best_distance"] == 3 and arcs["pronoun to cause"]["best_distance_met"] == 1
     assert arcs["verb to subject"]["best_distance_met"] < 0.9
     assert (arcs["pronoun to cause"]["best_word"], arcs["pronoun to cause"]["best_word_met"]) == ("it", 1)
@@ -394,13 +422,15 @@ def test_groups_of_query_heads_go_with_their_kv_head():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, dataset):
-    """Two small trained runs on text and one on sentences."""
+    """Two small trained runs on text and two on sentences, the second with one head."""
     folder = tmp_path_factory.mktemp("runs")
     prepare.main([str(folder / "probe-sentences")])
     small = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--max_steps", "20", "--threads", "1"]
     for name, extra in (("mha", []), ("mqa", ["--n_kv_head", "1"])):
         train.main(["--dataset", dataset, "--block_size", "48", *small, *extra, "--out_dir", str(folder / name)])
-    train.main(["--dataset", str(folder / "probe-sentences"), *small, "--out_dir", str(folder / "sentences")])
+    for name, extra in (("sentences", []), ("single", ["--n_layer", "1", "--n_head", "1"])):
+        words = ["--dataset", str(folder / "probe-sentences"), *small, *extra]
+        train.main([*words, "--out_dir", str(folder / name)])
     return folder
 
 
@@ -408,7 +438,7 @@ def runs(tmp_path_factory, dataset):
 def test_heads_writes_a_page_and_its_figures(runs, capsys):
     heads.main([str(runs / "mha"), "--eval_tokens", "500"])
     printed = capsys.readouterr().out
-    assert "heads.html" in printed and "chance" in printed
+    assert "heads.html" in printed and "chance" in printed and "nats a token (480 tokens in" in printed
     saved = json.loads((runs / "mha" / "heads.json").read_text())
     (run,) = saved["runs"]
     assert len(run["heads"]) == 8 and run["tokens"] == 480 and run["arcs"] == {}
@@ -432,9 +462,65 @@ def test_sentences_are_shown_on_the_well_known_one(runs, tmp_path):
     heads.main([str(runs / "sentences"), "--eval_tokens", "480", "--out_dir", str(tmp_path)])
     (run,) = json.loads((tmp_path / "heads.json").read_text())["runs"]
     assert set(run["arcs"]) >= {"verb to subject", "pronoun to noun"}
+    scores = run["heads"][0]["scores"]
+    assert "punctuation weight" in scores and "newline weight" not in scores  # no word is a line end
     page = (tmp_path / "heads.html").read_text()
     (tokens,) = re.findall(r'"tokens": ?(\[.*?\])', page)
     assert " ".join(json.loads(tokens)).split()[-4:] == ["tired", ".", "who", "?"]  # the answer is not given away
+
+
+def leads(folder):
+    """The paragraphs that a page begins with."""
+    found = re.findall('<p class="lead">(.*?)</p>', (folder / "heads.html").read_text())
+    return [html.unescape(part) for part in found]
+
+
+@pytest.mark.usefixtures("handlers_come_back")
+def test_a_probes_page_begins_with_what_training_measured_and_what_sampling_writes(runs, tmp_path, capsys):
+    run, question = runs / "sentences", " ".join(EXAMPLE.words[1:-1])
+    heads.main([str(run), "--out_dir", str(tmp_path)])
+    logged = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    measured = f"loss {logged['val_loss']:.4f} nats an answer, {logged['val_accuracy']:.1%} right (1,000 answers in"
+    assert measured in capsys.readouterr().out
+    sample.main([str(run), "--prompt", question, "--temperature", "0", "--max_new_tokens", "1"])
+    said = capsys.readouterr().out.split()[-1]
+    model, tokenizer, _ = load_model(str(run), "best", torch.device("cpu"))
+    with torch.no_grad():
+        chances = model(torch.tensor(tokenizer.encode(f"<s> {question}"))[None])[0, -1].softmax(-1)
+    (lead,) = leads(tmp_path)
+    answer = f'Asked "<s> {question}", it answers "{said}" with a probability of {chances.max():.3f}.'
+    assert lead.index(measured) < lead.index(answer) < lead.index("Zeroing head") < lead.index("Heads with a name")
+
+
+@pytest.mark.usefixtures("handlers_come_back")
+def test_one_head_is_called_one_and_is_not_told_apart_from_others(runs, tmp_path, capsys):
+    heads.main([str(runs / "single"), "--eval_tokens", "24", "--out_dir", str(tmp_path)])
+    text = (tmp_path / "heads.html").read_text() + capsys.readouterr().out
+    assert "1 layer, 1 head of width 32" in text and "(1 answer in" in text
+    assert not re.search(r"\b1 (layer|head|answer|target|token)s", text)
+    heads.main([str(runs / "single"), "--compare", str(runs / "sentences"), "--out_dir", str(tmp_path)])
+    page = (tmp_path / "heads.html").read_text()
+    assert re.findall("How different the heads are: (.*?)<", page) == [str(runs / "sentences")]
+    assert "K/V head</button>" not in page and "right</button>" in page  # no column without a value
+
+
+@pytest.mark.usefixtures("handlers_come_back")
+def test_a_probe_is_drawn_as_far_as_its_last_question(runs, tmp_path):
+    prepare.main([str(tmp_path / "probe-klookup-2")])
+    words = ["--dataset", str(tmp_path / "probe-klookup-2"), "--n_layer", "1", "--n_head", "1", "--n_embd", "16"]
+    train.main([*words, "--max_steps", "1", "--threads", "1", "--out_dir", str(tmp_path / "run")])
+    heads.main([str(tmp_path / "run"), "--eval_tokens", "64"])
+    example = json.loads((tmp_path / "probe-klookup-2" / "examples.jsonl").read_text().splitlines()[0])
+    (answer,) = example["counted"]
+    assert f'Asked "{" ".join(example["words"][:answer])}", it answers' in leads(tmp_path / "run")[0]
+
+
+@pytest.mark.usefixtures("handlers_come_back")
+def test_a_narrow_terminal_does_not_squeeze_the_table(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    heads.main([str(runs / "single"), "--eval_tokens", "24", "--out_dir", str(tmp_path)])
+    assert re.search(r"0\.0( +\d\.\d\d){5} +[+-]\d\.\d{4} ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -245,11 +245,12 @@ def run(words, tmp_path, name="run"):
 
 
 @pytest.mark.usefixtures("handlers_come_back")
-def test_training_takes_the_examples_length_and_logs_gap_and_accuracy(prepared, tmp_path):
+def test_training_takes_the_examples_length_and_logs_gap_and_accuracy(prepared, tmp_path, capsys):
     rows = run(["--dataset", str(prepared / "probe-klookup-4")], tmp_path)
     assert "block_size = 32" in (tmp_path / "run" / "settings.toml").read_text()
     assert rows[-1]["val_tokens"] == 1000
     assert rows[-1]["val_gap"] == rows[-1]["val_loss"] and 0 <= rows[-1]["val_accuracy"] <= 1
+    assert f"heads.py {tmp_path / 'run'}" in capsys.readouterr().out  # a probe has no text to go on with
 
 
 @pytest.mark.usefixtures("handlers_come_back")

@@ -169,7 +169,7 @@ def test_the_last_evaluation_takes_the_whole_split_and_eval_only_repeats_it_and_
     final = rows(run)[-1]
     assert final["val_tokens"] == len(open_dataset(dataset).val) - 1
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}
-    capsys.readouterr()
+    assert "write text with" in capsys.readouterr().out
     assert train.main(["--eval_only", "--resume", str(run)]) == 0
     assert f"val loss {final['val_loss']:.4f}" in capsys.readouterr().out
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}
