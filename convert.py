@@ -72,8 +72,8 @@ def regroup(config: RegroupConfig) -> None:
     after they were turned onto each other with what reads them. It loses what the heads do not share: train it on, for
     a twentieth of its parent's steps or so, with train.py --init_from; uptrain.py measures what that gives back.
     """
-    name = regrouped(config.run, Path(config.new), config.n_kv_head, config.how, config.checkpoint)
-    print(f"wrote {config.new}; train it on with: {python()} train.py --init_from {config.new} --dataset {name}")
+    regrouped(config.run, Path(config.new), config.n_kv_head, config.how, config.checkpoint)
+    print(f"wrote {config.new}; train it on with: {python()} train.py --init_from {config.new}")
 
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {

@@ -124,6 +124,9 @@ def main(argv: list[str]) -> int:
     kept = replace(config, resume=None, overwrite=False)  # what would begin this run once more
     write_whole(out_dir / "settings.toml", to_toml(model_config, kept))
     log.note(describe(model_config, config, given=given))
+    window, block_size = model_config.window, model_config.block_size
+    if window and window >= block_size:
+        log.note(f"window {window} hides nothing: block_size {block_size} is no longer than it")
     log.note(
         f"{model.num_parameters():,} parameters ({model.num_parameters(embeddings=False):,} without embeddings), "
         f"{model.flops_per_token():,} training FLOPs and {model.cache_bytes_per_token():,} cache bytes a token\n"

@@ -75,7 +75,10 @@ def open_dataset(name: str) -> Dataset:
     path = dataset_path(name)
     if not (path / "meta.json").is_file():
         ready = ", ".join(sorted(file.parent.name for file in HERE.glob("[!.]*/meta.json"))) or "none"
-        raise DataError(f"no data set in {path} (prepared so far: {ready}): run python prepare.py {name}")
+        raise DataError(
+            f"no data set in {path} (prepared so far: {ready}): run python prepare.py {name}, with --files FILE for a "
+            "text of yours"
+        )
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:

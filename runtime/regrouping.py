@@ -14,8 +14,8 @@ from runtime.runs import check_new, write_run
 
 
 @torch.no_grad()
-def regrouped(run: str, new: Path, n_kv_head: int, how: str, checkpoint: str = "best") -> str:
-    """Write the new run, and return the name of its data set; `how` is one of attention.regroup's.
+def regrouped(run: str, new: Path, n_kv_head: int, how: str, checkpoint: str = "best") -> None:
+    """Write the new run; `how` is one of attention.regroup's.
 
     UserError for a run that cannot have so few K/V heads.
     """
@@ -38,4 +38,3 @@ def regrouped(run: str, new: Path, n_kv_head: int, how: str, checkpoint: str = "
         found = regroup(block.attn.state_dict(), made.attn.state_dict(), how, old.head_dim, old.positions == "rotary")
         weights |= {f"blocks.{i}.attn.{name}": tensor for name, tensor in found.items()}
     write_run(new, fresh.config, weights, tokenizer, meta["dataset"])
-    return meta["dataset"]["name"]

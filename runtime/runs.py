@@ -63,7 +63,7 @@ class TrainConfig:
     wandb: Literal["off", "offline", "online"] = "off"  # log there as well; metrics.jsonl is always written
     wandb_project: str = "manyheads"
     resume: str | None = None  # go on with this run, in its folder and with its settings
-    init_from: str | None = None  # begin a new run with the weights of this one
+    init_from: str | None = None  # begin a new run with the weights of this one, on its data set if none is named
     eval_only: bool = False  # with --resume: print the loss on the whole validation split and change nothing
     overwrite: bool = False  # replace the run that out_dir holds
 
@@ -100,8 +100,8 @@ class TrainConfig:
 def continued(classes: tuple[type, type], meta: dict[str, Any], given: dict[str, Any]) -> tuple[Any, ...]:
     """Settings (of the model, of the run) for --resume or --init_from: the checkpoint's, under those given.
 
-    A resumed run takes all its settings from the checkpoint, a run with another's weights only the model's.
-    UserError names a given setting that would not fit the checkpoint.
+    A resumed run takes all its settings from the checkpoint, a run with another's weights the model's and the data set.
+    UserError names a given setting that would not fit the checkpoint, or says that a data set has to be named.
     """
     model_class, run_class = classes
     if "resume" in given:
@@ -124,13 +124,29 @@ def continued(classes: tuple[type, type], meta: dict[str, Any], given: dict[str,
         raise UserError(
             f"block_size can shrink but not grow: {given['block_size']} is more than {model_saved.block_size}"
         )
+    if not saved and "dataset" not in given:
+        run, own = given[how], meta["dataset"]
+        if not own["fingerprint"] or not (brings_itself(own["name"]) or has_data(own["name"])):
+            raise UserError(
+                f"the data set of {run} is not here: give --dataset NAME, one in its tokens, which python prepare.py "
+                f"NAME --files FILE --like {run} makes"
+            )
+        saved = {"dataset": own["name"]}
     return build(classes, meta["model"] | saved | given)
+
+
+def brings_itself(name: str) -> bool:
+    """Whether a data set is prepared when it is first asked for."""
+    return name == "shakespeare" or name.startswith("probe-")
+
+
+def has_data(name: str) -> bool:
+    return (dataset_path(name) / "meta.json").is_file()
 
 
 def open_or_prepare(name: str) -> Dataset:
     """The prepared data set; the default one and the probes are prepared if they are not there yet."""
-    ours = name == "shakespeare" or name.startswith("probe-")
-    if ours and not (dataset_path(name) / "meta.json").is_file():
+    if brings_itself(name) and not has_data(name):
         status = subprocess.run([sys.executable, str(Path(__file__).parent.parent / "prepare.py"), name]).returncode
         if status:
             raise SystemExit(status)  # it has said why
@@ -140,14 +156,17 @@ def open_or_prepare(name: str) -> Dataset:
 def with_data(model_config: ModelConfig, dataset: Dataset, given: Collection[str] = ()) -> ModelConfig:
     """The model's settings with vocab_size filled in and, for a probe, block_size if it is not among those given.
 
-    UserError if the data hold ids beyond vocab_size, or if a window would cut a probe's examples.
+    UserError if the data hold ids beyond vocab_size, or if block_size is not a multiple of an example's length.
     """
     block_size = model_config.block_size
     if dataset.probe:
         length = dataset.probe["length"]
         block_size = block_size if "block_size" in given else length
         if block_size % length:
-            raise UserError(f"{dataset.name} has examples of {length} tokens: block_size {block_size} would cut them")
+            raise UserError(
+                f"a text of {dataset.name} has {length} tokens, and block_size {block_size} is not a multiple of "
+                f"{length}: take {length} or {2 * length}"
+            )
     vocab_size = model_config.vocab_size or dataset.vocab_size
     highest = max(dataset.vocab_size - 1, dataset.train.max_id(), dataset.val.max_id())
     if highest >= vocab_size:

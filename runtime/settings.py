@@ -137,13 +137,17 @@ def to_toml(*instances: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe(*instances: Any, given: Iterable[str] = ()) -> str:
-    """All settings in one block; what differs from the default is marked * if given, ~ if worked out."""
-    lines, given = ["settings (* given, ~ worked out; the others are the defaults)"], set(given)
+def describe(*instances: Any, given: Mapping[str, Any]) -> str:
+    """All settings in one block; what differs from the default is marked * if given, ~ if worked out.
+
+    What was given and is now unset, such as a ratio that a number took the place of, is told as it was given.
+    """
+    lines = ["settings (* given, ~ worked out; the others are the defaults)"]
     for one in instances:
         line = f"  {_title(type(one)):<7}"
         for f in dataclasses.fields(one):
             value = getattr(one, f.name)
+            value = given.get(f.name) if value is None else value
             mark = "" if value == f.default else "*" if f.name in given else "~"
             item = f" {mark}{f.name} {_bare(value)},"
             if len(line) + len(item) > 100:

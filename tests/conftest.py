@@ -1,4 +1,5 @@
 import signal
+import sys
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from browser import browser  # noqa: F401, a fixture
 from texts import some_text
 
 import prepare
+from runtime import errors
 
 torch.set_num_threads(1)  # the tensors here are tiny: a second thread costs more than it gives
 
@@ -26,3 +28,16 @@ def handlers_come_back():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """Runs a command with these words; exit status, standard output and standard error."""
+
+    def call(module, *words):
+        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            errors.run(module.main)
+        return stop.value.code or 0, *capsys.readouterr()
+
+    return call

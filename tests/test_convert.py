@@ -1,6 +1,5 @@
 """What a person sees of convert.py, and what the other commands do with a run that it brought in."""
 
-import sys
 
 import pytest
 import safetensors.torch
@@ -13,23 +12,9 @@ import prepare
 import sample
 import train
 from model import ModelConfig
-from runtime import errors
 
 pytestmark = pytest.mark.usefixtures("handlers_come_back")
 SMALL = ["--max_steps", "2", "--batch_size", "2", "--threads", "1", "--eval_tokens", "100", "--warmup_steps", "0"]
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    """Runs a command with these words; exit status, standard output and standard error."""
-
-    def call(module, *words):
-        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            errors.run(module.main)
-        return stop.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture
@@ -127,6 +112,13 @@ def test_a_run_that_was_brought_in_is_fine_tuned_on_a_text_in_its_tokens(importe
     assert float(out.split("val loss ")[1].split()[0]) < before
     assert command(convert, "to-hf", tmp_path / "tuned", tmp_path / "out")[0] == 0
     assert (tmp_path / "out" / "tokenizer.json").read_text() == (tmp_path / "hf" / "tokenizer.json").read_text()
+
+
+def test_a_run_that_was_brought_in_asks_for_a_data_set_and_prepares_none(imported, command, monkeypatch, tmp_path):
+    monkeypatch.setattr(train, "open_or_prepare", pytest.fail)
+    for words in (["--init_from", imported, "--out_dir", tmp_path / "new"], ["--resume", imported, "--eval_only"]):
+        status, _, err = command(train, *words)
+        assert (status, err.count("\n")) == (2, 1) and "give --dataset NAME" in err and f"--like {imported}" in err
 
 
 def test_a_run_that_was_brought_in_has_nothing_to_resume(imported, command):

@@ -313,7 +313,7 @@ def test_data_set_names_are_folders_beside_the_code_or_paths():
 
 
 def test_a_missing_or_damaged_data_set_is_told_apart(make, tmp_path):
-    with pytest.raises(DataError, match="no data set in .*nowhere.*run python prepare.py"):
+    with pytest.raises(DataError, match="no data set in .*nowhere.*run python prepare.py .*--files"):
         open_dataset(str(tmp_path / "nowhere"))
     dataset = make({"a.txt": "some text " * 50})
     meta = dataset.path / "meta.json"

@@ -255,7 +255,7 @@ def test_training_takes_the_examples_length_and_logs_gap_and_accuracy(prepared, 
 
 @pytest.mark.usefixtures("handlers_come_back")
 def test_training_refuses_windows_that_cut_examples(prepared, tmp_path):
-    with pytest.raises(Exception, match="has examples of 32 tokens: block_size 48 would cut them"):
+    with pytest.raises(Exception, match="has 32 tokens, and block_size 48 is not a multiple of 32"):
         run(["--dataset", str(prepared / "probe-klookup-4"), "--block_size", "48"], tmp_path)
 
 

@@ -273,9 +273,11 @@ def test_saved_values_are_checked_like_a_file(values, message):
 
 
 def test_the_block_marks_what_differs_and_where_it_came_from():
-    block = describe(ShapeConfig(n_head=4, n_kv_head=2), WorkConfig(), given={"n_head", "bias"})
+    given = {"n_head": 4, "bias": True, "compile": False}
+    block = describe(ShapeConfig(n_head=4, n_kv_head=2), WorkConfig(), given=given)
     assert "*n_head 4," in block and "~n_kv_head 2," in block
-    assert " bias true" in block and " norm rms," in block and " compile none," in block
+    assert " bias true" in block and " norm rms," in block
+    assert "*compile false," in block  # it was given, and something else took its place
     assert max(map(len, block.splitlines())) <= 100
 
 

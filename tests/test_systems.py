@@ -244,10 +244,13 @@ def test_flags_over_the_small_form_keep_the_proportions_too():
 
 
 @every_system
-def test_the_small_form_trains(name, dataset, tmp_path):
+def test_the_small_form_trains(name, dataset, tmp_path, capsys):
     run = tmp_path / "run"
     words = ["--dataset", dataset, "--out_dir", str(run), "--block_size", "32", "--max_steps", "2"]
     assert train.main([file_of(name), SMALL, *words]) == 0
+    told = capsys.readouterr().out
+    if name in ("llama2-70b", "llama3-8b"):
+        assert f"*heads_per_kv {8 if name == 'llama2-70b' else 4}," in told and "heads_per_kv none" not in told
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 2 and math.isfinite(rows[-1]["val_loss"])
     assert "heads_per_kv = " not in (run / "settings.toml").read_text()  # a run holds numbers, not ratios

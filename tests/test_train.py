@@ -281,6 +281,25 @@ def test_init_from_begins_a_new_run_with_the_weights_of_another(go, dataset, tmp
         train.main([*common[:3], str(tmp_path / "other"), *common[4:], "--n_layer", "3"])
 
 
+def test_init_from_takes_the_runs_data_set_unless_one_is_named_or_it_is_gone(go, dataset, tmp_path):
+    old = go("old", "--max_steps", "1")
+    words = ["--init_from", str(old), "--max_steps", "1", "--out_dir"]
+    assert train.main([*words, str(tmp_path / "new")]) == 0
+    assert f'dataset = "{dataset}"' in (tmp_path / "new" / "settings.toml").read_text()
+    meta = json.loads((old / "best" / "meta.json").read_text())
+    meta["dataset"]["name"] = str(tmp_path / "gone")
+    (old / "best" / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(UserError, match=f"the data set of {old} is not here: give --dataset NAME"):
+        train.main([*words, str(tmp_path / "other")])
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_window_that_hides_nothing_is_told(go, capsys):
+    for window, told in (("16", True), ("15", False)):
+        go(f"window-{window}", "--window", window, "--max_steps", "1")
+        assert ("window 16 hides nothing: block_size 16" in capsys.readouterr().out) == told
+
+
 def test_data_that_do_not_match_the_checkpoint_are_refused(go, dataset, tmp_path):
     run = go("run", "--max_steps", "2")
     changed = Path(shutil.copytree(dataset, tmp_path / "changed"))

@@ -1,7 +1,6 @@
 """Regrouped runs, and what training them on gives back."""
 
 import json
-import sys
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 import convert
 import train
 import uptrain
-from runtime import errors
 from runtime.checkpoint import load_model
 
 pytestmark = pytest.mark.usefixtures("handlers_come_back")
@@ -23,17 +21,6 @@ def parent(tmp_path_factory, dataset):
                 "--max_steps", "40", "--eval_interval", "40", "--eval_tokens", "600", "--threads", "1",
                 "--out_dir", str(folder)])  # fmt: skip
     return folder
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    def call(module, *words):
-        monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            errors.run(module.main)
-        return stop.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 def test_regroup_writes_a_run_with_fewer_heads_and_keeps_the_rest(parent, tmp_path, command):
