@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from runtime import errors, settings
 from runtime.checkpoint import find_checkpoint, load_model, read_meta
 from runtime.errors import EnvironmentFault, UserError
 from runtime.evaluate import evaluate
+from runtime.logbook import clock_time
 from runtime.regrouping import regrouped
 from runtime.runs import TrainConfig, check_data, open_or_prepare, write_whole
 from runtime.settings import build, to_toml
@@ -95,6 +97,8 @@ def main(argv: list[str]) -> None:
     out = Path(config.out_dir or f"runs/uptrain-{parent.name}")
     out.mkdir(parents=True, exist_ok=True)
     steps = sorted({max(1, round(share * meta["step"])) for share in config.shares})
+    if len(steps) < len(config.shares):
+        print(f"some shares of {meta['step']} steps are equally many: the loss is told after {steps}", file=sys.stderr)
     every = next(n for n in range(steps[0], 0, -1) if all(step % n == 0 for step in steps))
     names = {field.name for field in fields(TrainConfig)} - {"out_dir", "resume", "init_from", "overwrite"}
     own = {name: value for name, value in meta["train"].items() if name in names}
@@ -103,37 +107,47 @@ def main(argv: list[str]) -> None:
     more = own | {"max_steps": steps[-1], "decay_steps": steps[-1], "warmup_steps": 0, "final_lr": 1.0,
                   "learning_rate": config.learning_rate, "eval_interval": every}  # fmt: skip
     write_whole(out / "more.toml", to_toml(*build((TrainConfig,), more)))
-    console, curves = Console(stderr=True), []
+    planned = {"parent": steps[-1]}
+    for n in config.n_kv_head:
+        planned |= {f"kv{n}-{how}": steps[-1] for how in config.how}
+        planned |= {f"kv{n}-scratch": meta["step"]} if config.scratch else {}
+    waiting = {name: number for name, number in planned.items() if not losses(out / name, number)}
+    total, begun = sum(waiting.values()), time.monotonic()
+    curves: list[dict[str, Any]] = []
+
+    def trained(name: str, file: Path, *flags: str) -> dict[int, float]:
+        """Losses by step of a run that is trained unless it is finished."""
+        if name in waiting:
+            left = sum(waiting.values())
+            pace = (time.monotonic() - begun) / max(1, total - left)
+            told = f", {clock_time(pace * left)} left" if left < total else ""
+            print(f"{name}: training for {plural(waiting[name])} ({len(waiting)} to go{told})", file=sys.stderr)
+            train(out / name, file, *flags)
+            del waiting[name]
+        return losses(out / name, planned[name])
 
     def follow(name: str, design: str, how: str, start: Path) -> None:
         """One curve: the loss of `start`, and after each number of steps from its weights."""
-        folder = out / name
-        if not losses(folder, steps[-1]):
-            console.print(f"{name}: training for {steps[-1]} steps", markup=False, highlight=False)
-            train(folder, out / "more.toml", "--init_from", str(start))
-        found = losses(folder, steps[-1])
+        found = trained(name, out / "more.toml", "--init_from", str(start))
         points = [{"steps": 0, "loss": score(start, dataset, config.eval_tokens)}]
         curves.append({"name": name, "design": design, "how": how,
                        "points": points + [{"steps": step, "loss": found[step]} for step in steps]})  # fmt: skip
 
     follow("parent", "parent", "trained on", parent)
     for n_kv_head in config.n_kv_head:
+        design = f"{n_kv_head} K/V head" + "s" * (n_kv_head > 1)
         for how in config.how:
             start = out / f"kv{n_kv_head}-{how}-start"
             if not (start / "last" / "meta.json").exists():
                 regrouped(config.run, start, n_kv_head, how)
-            follow(f"kv{n_kv_head}-{how}", f"{n_kv_head} K/V heads", how, start)
+            follow(f"kv{n_kv_head}-{how}", design, how, start)
         if config.scratch:
-            folder = out / f"kv{n_kv_head}-scratch"
-            if not losses(folder, meta["step"]):
-                console.print(f"{folder.name}: training for {meta['step']} steps", markup=False, highlight=False)
-                file = out / f"{folder.name}.toml"
-                values = meta["model"] | whole | {"n_kv_head": n_kv_head}
-                write_whole(file, to_toml(*build((ModelConfig, TrainConfig), values)))
-                train(folder, file)
-            end = {"steps": meta["step"], "loss": losses(folder, meta["step"])[meta["step"]]}
-            curves.append({"name": folder.name, "design": f"{n_kv_head} K/V heads", "how": "from scratch",
-                           "points": [end]})  # fmt: skip
+            name = f"kv{n_kv_head}-scratch"
+            file = out / f"{name}.toml"
+            values = meta["model"] | whole | {"n_kv_head": n_kv_head}
+            write_whole(file, to_toml(*build((ModelConfig, TrainConfig), values)))
+            end = {"steps": meta["step"], "loss": trained(name, file)[meta["step"]]}
+            curves.append({"name": name, "design": design, "how": "from scratch", "points": [end]})
     told = {"command": "python uptrain.py " + " ".join(argv), "parent": config.run, "parent_steps": meta["step"],
             "learning_rate": config.learning_rate, "eval_tokens": config.eval_tokens, "torch": torch.__version__,
             "curves": curves}  # fmt: skip
@@ -143,20 +157,25 @@ def main(argv: list[str]) -> None:
     print(f"written: {out / 'uptrain.json'}, {out / 'uptrain.svg'}")
 
 
+def plural(steps: int) -> str:
+    return f"{steps} step" + "s" * (steps != 1)
+
+
 def show(curves: list[dict[str, Any]], steps: list[int], parent_steps: int) -> None:
     """The losses on the terminal, in Markdown's columns."""
     table = Table(title="Validation loss, nats a token, after more steps", title_justify="left", box=box.MARKDOWN)
     table.add_column("model")
     for step in (0, *steps):
-        table.add_column(f"{step} steps ({step / parent_steps:.0%})", justify="right")
+        table.add_column(f"{plural(step)} ({step / parent_steps:.0%})", justify="right")
     for curve in curves:
         of = {point["steps"]: f"{point['loss']:.4f}" for point in curve["points"]}
         if curve["how"] == "from scratch":
-            name = f"{curve['design']}, from scratch, {parent_steps} steps"
+            name = f"{curve['design']}, from scratch, {plural(parent_steps)}"
             table.add_row(name, *[""] * len(steps), of[parent_steps])
         else:
             table.add_row(f"{curve['design']}, {curve['how']}", *(of[step] for step in (0, *steps)))
     (Console() if sys.stdout.isatty() else Console(width=120)).print(table)
+    print("Every figure is one training with one seed: another seed moves it, so a small difference may be chance.")
 
 
 def picture(curves: list[dict[str, Any]]) -> str:
@@ -165,14 +184,15 @@ def picture(curves: list[dict[str, Any]]) -> str:
     parent = [{"how": "parent", **point} for point in curves[0]["points"]]
     for design in dict.fromkeys(curve["design"] for curve in curves[1:]):
         mine = [curve for curve in curves if curve["design"] == design]
-        rows = [{"how": c["how"], **point} for c in mine if c["how"] != "from scratch" for point in c["points"]]
-        lines = alt.Chart(alt.Data(values=rows + parent)).mark_line(point=True).encode(
-            x=alt.X("steps:Q", title="steps of training on"), color=alt.Color("how:N", title=None),
-            y=alt.Y("loss:Q", title="validation loss, nats a token", scale=alt.Scale(zero=False, type="log")),
+        rows = parent + [{"how": c["how"], **point} for c in mine for point in c["points"]]
+        every = alt.Chart(alt.Data(values=rows)).encode(
+            y=alt.Y("loss:Q", title="validation loss, nats a token", scale=alt.Scale(zero=False)),
+            color=alt.Color("how:N", title=None),
         )  # fmt: skip
-        scratch = [{"loss": c["points"][0]["loss"]} for c in mine if c["how"] == "from scratch"]
-        rule = alt.Chart(alt.Data(values=scratch)).mark_rule(strokeDash=[4, 3], color="#888888").encode(y="loss:Q")
-        panels.append((lines + rule).properties(title=f"{design} (dashed: from scratch)", height=240))
+        lines = every.transform_filter("datum.how != 'from scratch'").mark_line(point=True)
+        lines = lines.encode(x=alt.X("steps:Q", title="steps of training on"))
+        rule = every.transform_filter("datum.how == 'from scratch'").mark_rule(strokeDash=[4, 3])
+        panels.append((lines + rule).properties(title=design, height=240))
     return to_svg(panels)
 
 

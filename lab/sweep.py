@@ -23,6 +23,7 @@ from data import Dataset
 from model import ModelConfig
 from runtime.checkpoint import read_meta
 from runtime.errors import UserError
+from runtime.logbook import clock_time
 from runtime.runs import StopSignal, TrainConfig, check_data, hold, write_whole
 from runtime.settings import as_dict, read_toml, show, to_toml
 
@@ -246,10 +247,3 @@ class Sweep:
         words += f", {clock_time(left)} left" if known else ""
         self.progress.update(self.task, completed=(self.done + sum(shares)) / self.total, description=words)
         self.progress.refresh()
-
-
-def clock_time(seconds: float) -> str:
-    """Seconds as minutes and seconds, 75 -> "1:15", with hours from 3,600 on."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

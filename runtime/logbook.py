@@ -146,9 +146,7 @@ class Logbook:
         if self._steady is None or self.step <= self._steady[0]:
             return ""
         pace = (time.perf_counter() - self._steady[1]) / (self.step - self._steady[0])
-        minutes, seconds = divmod(round(pace * max(0, self.max_steps - self.step)), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f" | {hours}:{minutes:02}:{seconds:02} left" if hours else f" | {minutes}:{seconds:02} left"
+        return f" | {clock_time(pace * max(0, self.max_steps - self.step))} left"
 
     def _draw(self, doing: str = "") -> None:
         self._doing, now = doing, time.perf_counter()
@@ -196,6 +194,13 @@ class Logbook:
         except Exception as error:
             self._wandb = None
             self.note(f"wandb is off from here: {error}")
+
+
+def clock_time(seconds: float) -> str:
+    """Seconds as minutes and seconds, 75 -> "1:15", with hours from 3,600 on."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def _keep_rows(path: Path, last_step: int) -> float:

@@ -1,6 +1,7 @@
 """Regrouped runs, and what training them on gives back."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -51,21 +52,33 @@ def test_what_cannot_be_regrouped_is_refused(parent, tmp_path, command, words, t
 
 
 def test_the_curve_begins_at_the_regrouped_model_and_goes_on(parent, tmp_path, command):
-    words = [parent, "--n_kv_head", 1, "--how", "mean", "random", "--shares", "0.1", "0.5", "--eval_tokens", "600",
-             "--out_dir", tmp_path / "up"]  # fmt: skip
+    words = [parent, "--n_kv_head", 1, "--how", "mean", "random", "--shares", "0.025", "0.1", "0.5", "0.51",
+             "--eval_tokens", "600", "--out_dir", tmp_path / "up"]  # fmt: skip
     status, out, err = command(uptrain, *words)
     assert status == 0, err
+    shares, first, second, *_, last = err.splitlines()
+    assert shares == "some shares of 40 steps are equally many: the loss is told after [1, 4, 20]"
+    assert first == "parent: training for 20 steps (4 to go)"
+    assert re.fullmatch(r"kv1-mean: training for 20 steps \(3 to go, \d+:\d\d left\)", second)
+    assert re.fullmatch(r"kv1-scratch: training for 40 steps \(1 to go, \d+:\d\d left\)", last)
+    assert "| 1 step (2%) |" in out and "1 K/V head, mean" in out and "one training with one seed" in out
     told = json.loads((tmp_path / "up" / "uptrain.json").read_text())
     curves = {curve["name"]: curve["points"] for curve in told["curves"]}
     assert list(curves) == ["parent", "kv1-mean", "kv1-random", "kv1-scratch"]
-    assert [point["steps"] for point in curves["kv1-mean"]] == [0, 4, 20]
+    assert [point["steps"] for point in curves["kv1-mean"]] == [0, 1, 4, 20]
     assert [point["steps"] for point in curves["kv1-scratch"]] == [40]
     rows = [json.loads(line) for line in (parent / "metrics.jsonl").read_text().splitlines()]
     evaluated = next(row["val_loss"] for row in rows if row.get("val_loss"))  # of the same 600 tokens
     assert curves["parent"][0]["loss"] == pytest.approx(evaluated, abs=1e-6)
     assert len({curve[0]["loss"] for name, curve in curves.items() if name != "kv1-scratch"}) == 3
     for name in ("parent", "kv1-mean", "kv1-random"):
-        assert curves[name][2]["loss"] < curves[name][0]["loss"]
-    assert f"{curves['kv1-mean'][1]['loss']:.4f}" in out and (tmp_path / "up" / "uptrain.svg").exists()
+        assert curves[name][-1]["loss"] < curves[name][0]["loss"]
+    assert f"{curves['kv1-mean'][1]['loss']:.4f}" in out
+    svg = (tmp_path / "up" / "uptrain.svg").read_text()
+    axis = re.search(r"nats a token' for a linear scale with values from ([\d.]+) to ([\d.]+)", svg)
+    low, high = map(float, axis.groups())
+    found = [point["loss"] for curve in curves.values() for point in curve]
+    assert min(found) - 0.5 < low <= min(found) and max(found) <= high < max(found) + 0.5
+    assert ">from scratch<" in svg and ">1 K/V head<" in svg
     again = command(uptrain, *words)
     assert again[0] == 0 and "training" not in again[2] and again[1] == out
