@@ -37,7 +37,8 @@ DESCRIPTION = f"""Measure the speed and memory of head designs: random weights, 
 Every file is one design; any setting of the model may follow and holds for all (vocab_size is {VOCAB_SIZE} unless
 set). The designs take turns; a figure is the median of several rounds, with the lowest and the highest. Beside it
 stands its share of what this machine can do: GFLOP/s of a large matrix product, GB/s of a read of 1 GiB of memory.
-Tables and one line of JSON, the last, go to standard output. Nothing else should run on the machine meanwhile."""
+Tables and one line of JSON, the last, go to standard output; of --describe a terminal gets the tables alone. Nothing
+else should run on the machine meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def main(argv: list[str]) -> None:
                                       progress, device, config.threads)  # fmt: skip
         for table, note in speed_tables(result["speed"]):
             console.print(table, Text(note), sep="\n", end="\n\n")
-    print(json.dumps(result, allow_nan=False))
+    if not (config.describe and sys.stdout.isatty()):
+        print(json.dumps(result, allow_nan=False))
 
 
 @contextmanager
@@ -126,7 +128,7 @@ def count_tables(counts: Mapping[str, Mapping[str, Any]]) -> list[tuple[Table, s
                       )  # fmt: skip
     dtype = next(iter(counts.values()))["cache_dtype"]
     return [
-        (shape, ""),
+        (shape, f"A trained model has its data's vocabulary; where a file names none, {VOCAB_SIZE} ids are assumed."),
         (size, "Attention weights: the matrices of one layer's attention; biases are not counted."),
         (costs, "FLOPs of matrix products, with every key of a full context; training is forward and backward, three "
                 f"times forward. The cache of one sequence, in {dtype}."),

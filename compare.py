@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from lab.designs import Design, DesignFiles, read_designs
-from lab.plans import check_alike, make_plan, match_parameters, thread_count, varied
+from lab.plans import EVAL_TOKENS, EVALUATIONS, check_alike, make_plan, match_parameters, thread_count, varied
 from lab.results import describe, rates_part, run_rows, write_sample
 from lab.speed import count, measure
 from lab.stats import analyse
@@ -35,10 +35,15 @@ DESCRIPTION = f"""Compare head designs: what does each cost, what does it buy, a
 
 Every file is one design; the first, or the one that --baseline names, is what the others are compared with. Any
 setting of train.py may follow and holds for all. Each design is trained at every seed, on the same tokens in the same
-order, and evaluated eight times on the way, on 25,600 tokens, unless eval_interval and eval_tokens are given. The same
-command goes on with a comparison that was stopped. It writes report.html, report.md and results.json; what a run
-printed is in its folder's output.txt. seed, resume, init_from, eval_only and overwrite belong to single runs.
-All designs train with AdamW at one learning rate, unless --rates chooses one for each."""
+order, with AdamW and at one learning rate, unless its file or --rates gives it one of its own. The same command goes on
+with a comparison that was stopped. It writes report.html, report.md and results.json; what a run printed is in its
+folder's output.txt.
+
+The defaults below are train.py's. Where a setting is not given a comparison takes others: out_dir runs/compare;
+threads, the cores shared among the jobs; eval_tokens {EVAL_TOKENS:,}; eval_interval and save_interval, for {EVALUATIONS[0]}
+evaluations of a run ({", ".join(map(str, EVALUATIONS[1:-1]))} or {EVALUATIONS[-1]} where {EVALUATIONS[0]} does not divide max_steps); without a file
+and --vary, max_steps {FIVE_STEPS} and baseline mha; with --quick, max_steps {QUICK_STEPS} and out_dir runs/compare-quick.
+seed, resume, init_from, eval_only and overwrite belong to one run and are refused."""
 
 
 @dataclass(frozen=True)

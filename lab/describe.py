@@ -12,7 +12,8 @@ from lab.speed import count
 from model import ModelConfig
 
 SHAPE = ("n_embd", "n_head", "n_kv_head", "head_dim", "n_layer", "d_ff", "vocab_size", "block_size")
-SIX = {"w_q": 1, "w_k": 1, "w_v": 1, "split into heads: q": 2, "split into heads: k": 2, "split into heads: v": 2,
+SIX = {"w_q": 1, "w_k": 1, "w_v": 1, "w_dkv": 1, "w_qr": 1, "w_kr": 1, "w_uk": 1, "w_uv": 1,
+       "split into heads: q": 2, "split into heads: k": 2, "split into heads: v": 2,
        "softmax of scores: weights": 3, "weights @ v": 4, "heads side by side": 5, "w_o": 6}  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def steps(config: ModelConfig) -> list[Step]:
     """The way from x to W_O through one layer's attention: a forward pass without numbers is watched.
 
     Modules stand in the order in which they are called, under their own names. What happens between modules is told
-    only for the design `grouped`, where it is known and makes the way complete: six steps.
+    only for the designs where it is known and makes the way complete: six steps.
     """
     with torch.device("meta"):
         attn = DESIGNS[config.design](replace(config, attention_path="scratch", attention_dropout=0.0))
@@ -64,9 +65,12 @@ def steps(config: ModelConfig) -> list[Step]:
         x = torch.empty(1, T, config.n_embd)
 
     found = [Step("x", ("B", "T", config.n_embd))]
-    q, kv = ("B", config.n_head, "T", config.head_dim), ("B", config.n_kv_head, "T", config.head_dim)
-    split = [Step("split into heads: q", q), Step("split into heads: k", kv), Step("split into heads: v", kv)]
-    known = config.design == "grouped"
+    n_kv_head, width = config.n_kv_head or config.n_head, config.head_dim + (config.rope_dim or 0)  # of q and k
+    split = [Step("split into heads: q", ("B", config.n_head, "T", width)),
+             Step("split into heads: k", ("B", n_kv_head, "T", width)),
+             Step("split into heads: v", ("B", n_kv_head, "T", config.head_dim))]  # fmt: skip
+    weighted = Step("weights @ v", ("B", config.n_head, "T", config.head_dim))
+    known = config.design in ("grouped", "latent")
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def note(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
@@ -75,7 +79,7 @@ def steps(config: ModelConfig) -> list[Step]:
                 found.append(Step("heads side by side", before))
             if name == "weights_tap":
                 weights = Step("softmax of scores: weights", after)
-                found.extend([*split, weights, Step("weights @ v", q)] if known else [weights])
+                found.extend([*split, weights, weighted] if known else [weights])
             elif not isinstance(module, nn.Identity):  # as w_o is where there is none
                 again = any(step.name == name for step in found)  # the same weights, applied once more
                 found.append(Step(name, after, 0 if again else matrix_weights(module)))

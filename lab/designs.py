@@ -15,7 +15,7 @@ from runtime.settings import build, read, read_file
 class DesignFiles:
     """What the settings class of a command that takes several designs derives from."""
 
-    # settings files, each of them one design; without any, the default design
+    # settings files, each of them one design
     designs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     base: tuple[str, ...] = ()  # settings files that hold under every design; the design wins over them
 

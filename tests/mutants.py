@@ -229,7 +229,7 @@ MUTANTS = [
     ("d_ff does not follow its ratio", "model.py", 'self.d_ff or round(ratio * self.n_embd), self.h', 'self.d_ff or 4 * self.n_embd, self.h', SYSTEMS),
     ("K/V heads do not follow their ratio", GROUPED, "if config.heads_per_kv and n_kv_head * group != config.n_head:", "if False:", SYSTEMS),
     ("cache bytes are always float32's", "lab/describe.py", "costs = count(config, cache_dtype)", "costs = count(config)", SYSTEMS),
-    ("the way shows as many K/V heads as heads", "lab/describe.py", '("B", config.n_kv_head, "T"', '("B", config.n_head, "T"', SYSTEMS),
+    ("the way shows as many K/V heads as heads", "lab/describe.py", '"split into heads: k", ("B", n_kv_head,', '"split into heads: k", ("B", config.n_head,', SYSTEMS),
     ("GPT-2's layers are not transposed", "runtime/huggingface.py", "    transposed=True,", "    transposed=False,", HUGGINGFACE),
     ("Nemotron's norms are stored whole", "runtime/huggingface.py", "    shifted=True,", "    shifted=False,", HUGGINGFACE),
     ("queries, keys and values lie in another order", "runtime/huggingface.py", "torch.cat([tensor for _, tensor in some])",

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import attention.grouped
+import attention.latent
 import bench
 import train
 from attention.kernel import scratch_attention
@@ -125,6 +126,18 @@ def test_all_systems_are_told_in_tables_and_in_json(capsys):
         assert costs[1:] == [f"{n:,.0f}" for n in (3 * forward, forward, cache, cache * context)]
 
 
+def test_a_terminal_gets_a_description_without_json_and_is_told_the_vocabulary(capsys, monkeypatch):
+    words = ["--describe", str(ROOT / "config/mha.toml")]
+    bench.main(words)
+    piped = capsys.readouterr().out
+    assert json.loads(piped.splitlines()[-1])["designs"]["mha"]["vocab_size"] == 96
+    assert "where a file names none, 96 ids are assumed" in piped
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    bench.main(words)
+    told = capsys.readouterr().out
+    assert "w_o" in told and "{" not in told
+
+
 def test_a_cache_dtype_without_describe_is_refused():
     with pytest.raises(ValueError, match="cache_dtype bfloat16 needs --describe"):
         bench.BenchConfig(cache_dtype="bfloat16")
@@ -136,16 +149,17 @@ def occurring(monkeypatch, config):
     model = GPT(config)
     attn = model.blocks[0].attn
 
-    def kernel(q, k, v, *rest):
+    def kernel(q, k, v, *rest, **scale):
         found.extend((f"2 split into heads: {name}", t.shape, 0) for name, t in zip("qkv", (q, k, v), strict=True))
-        out = scratch_attention(q, k, v, *rest)
+        out = scratch_attention(q, k, v, *rest, **scale)
         found.append(("4 weights @ v", out.shape, 0))
         return out
 
-    monkeypatch.setattr(attention.grouped, "scratch_attention", kernel)
+    for module in (attention.grouped, attention.latent):
+        monkeypatch.setattr(module, "scratch_attention", kernel)
     model.blocks[0].norm_attn.register_forward_hook(lambda m, args, out: found.append(("x", out.shape, 0)))
-    for number, name in ((1, "w_q"), (1, "w_k"), (1, "w_v"), (6, "w_o")):
-        module = getattr(attn, name)
+    for name, module in attn.named_children():
+        number = 6 if name == "w_o" else 1
         if name == "w_o":
             module.register_forward_pre_hook(
                 lambda m, args: found.append(("5 heads side by side", args[0].shape, 0))
@@ -166,7 +180,7 @@ def occurring(monkeypatch, config):
 @pytest.mark.parametrize(
     "changes",
     [{}, {"n_kv_head": 2}, {"n_kv_head": 1, "bias": True, "qk_norm": True}, {"head_dim": 10, "positions": "learned"},
-     {"w_o": False}],
+     {"w_o": False}, {"design": "latent"}, {"design": "latent", "kv_rank": 12, "rope_dim": 6, "bias": True}],
     ids=str,
 )  # fmt: skip
 def test_the_way_told_is_the_way_that_numbers_go(monkeypatch, changes):
@@ -188,7 +202,7 @@ def test_one_system_is_told_with_the_way_through_its_attention(capsys):
     assert any("(B, 64, T, 128)" in line for line in lines) and any("150,994,944" in line for line in lines)
 
 
-class Latent(attention.grouped.GroupedAttention):
+class Other(attention.grouped.GroupedAttention):
     """Another design: keys come by a detour, and a matrix is applied without a module."""
 
     def __init__(self, config):
@@ -207,8 +221,8 @@ class Latent(attention.grouped.GroupedAttention):
 
 def test_of_another_design_only_what_occurs_is_told(monkeypatch):
     config = ModelConfig(n_head=4, n_embd=32, vocab_size=11)
-    object.__setattr__(config, "design", "latent")
-    monkeypatch.setattr(describe, "DESIGNS", {"latent": Latent})
+    object.__setattr__(config, "design", "other")
+    monkeypatch.setattr(describe, "DESIGNS", {"other": Other})
     monkeypatch.setattr(describe, "replace", lambda config, **_: config)  # it would check the design's name
     assert describe.steps(config) == [
         ("x", ("B", "T", 32), 0),
