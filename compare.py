@@ -40,10 +40,10 @@ with a comparison that was stopped. It writes report.html, report.md and results
 folder's output.txt.
 
 The defaults below are train.py's. Where a setting is not given a comparison takes others: out_dir runs/compare;
-threads, the cores shared among the jobs; eval_tokens {EVAL_TOKENS:,}; eval_interval and save_interval, for {EVALUATIONS[0]}
-evaluations of a run ({", ".join(map(str, EVALUATIONS[1:-1]))} or {EVALUATIONS[-1]} where {EVALUATIONS[0]} does not divide max_steps); without a file
-and --vary, max_steps {FIVE_STEPS} and baseline mha; with --quick, max_steps {QUICK_STEPS} and out_dir runs/compare-quick.
-seed, resume, init_from, eval_only and overwrite belong to one run and are refused."""
+threads, the cores shared among the jobs; eval_tokens {EVAL_TOKENS:,}; eval_interval and save_interval, so that a run
+is evaluated n times, n the first of {EVALUATIONS} that divides max_steps; without a file and --vary, max_steps
+{FIVE_STEPS} and baseline mha; with --quick, max_steps {QUICK_STEPS} and out_dir runs/compare-quick. seed, resume,
+init_from, eval_only and overwrite belong to one run and are refused."""
 
 
 @dataclass(frozen=True)

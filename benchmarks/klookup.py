@@ -54,7 +54,7 @@ def main(name: str, *words: str) -> None:
         x=alt.X("heads:N", sort=None, title="heads", axis=alt.Axis(labelAngle=0)),
         y=alt.Y("loss:Q", title="loss, nats an answer"), color=alt.Color("k:N", title=None),
     )  # fmt: skip
-    floor = alt.Chart().mark_rule(strokeDash=[4, 3], color="#888888").encode(y="mean(floor):Q")
+    floor = alt.Chart().mark_rule(strokeDash=[4, 3]).encode(y="mean(floor):Q", color=alt.datum("floor"))
     layers = base.mark_line().encode(y="mean(loss):Q") + base.mark_point(filled=True, size=40) + floor
     chart = alt.layer(*layers.layer, data=alt.Data(values=rows)).properties(width=420, height=240)
     write_whole(ROOT / f"docs/klookup-{name}.svg", to_svg([chart]))
