@@ -244,6 +244,12 @@ MUTANTS = [
     ("keys are turned the other way", "attention/regroup.py", "angle = product.angle()", "angle = -product.angle()", REGROUP),
     ("values are turned and w_o is not", "attention/regroup.py", 'new["w_o.weight"] = columns.flatten(1).to(layer["w_o.weight"])', "pass", REGROUP),
     ("the first head is the last", "attention/regroup.py", "group[:, 0]", "group[:, -1]", REGROUP),
+    ("a run from another's weights takes the default data set", "runtime/runs.py", 'saved = {"dataset": own["name"]}', "saved = {}", TRAIN),
+    ("a window as long as the context is passed over", "train.py", "window >= block_size", "window > block_size", TRAIN),
+    ("a ratio that was given is told as none", "runtime/settings.py", "value = given.get(f.name) if value is None else value", "pass", SETTINGS),
+    ("a terminal gets a description's JSON", "bench.py", "if not (config.describe and sys.stdout.isatty()):", "if True:", SYSTEMS),
+    ("MLA's keys are told without their rotary part", "lab/describe.py", "config.head_dim + (config.rope_dim or 0)  # of q and k", "config.head_dim", SYSTEMS),
+    ("uptrain's losses are drawn from 1 to 10", "uptrain.py", "scale=alt.Scale(zero=False)", 'scale=alt.Scale(zero=False, type="log")', UPTRAIN),
     ("regrouped runs keep their old keys", "runtime/regrouping.py", "for name, tensor in found.items()", 'for name, tensor in found.items() if "w_k" not in name', UPTRAIN),
 ]  # fmt: skip
 
