@@ -1,7 +1,8 @@
 """Models and tokenizers in the layouts of Hugging Face's transformers, and back, without that library.
 
-A layout states which of our settings it can express; every other setting has to be at its neutral value, so that one
-that was added later is refused by itself. The layouts are those of transformers' modeling_gpt2.py, modeling_llama.py,
+A layout is a table, which both directions read: the setting of ours in each key of config.json, the module of theirs
+in which each of ours lies. A setting that it does not hold has to be at its neutral value, so that one that was added
+later is refused by itself. The layouts are those of transformers' modeling_gpt2.py, modeling_llama.py,
 modeling_mistral.py and modeling_nemotron.py, version 5.24.
 """
 
@@ -10,7 +11,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,9 @@ from model import GPT, ModelConfig
 from runtime.checkpoint import load_model, write_synced
 from runtime.errors import EnvironmentFault, UserError
 from runtime.runs import check_new, write_run
-from runtime.settings import build, show
+from runtime.settings import as_dict, build, show
 
 EPS = 1e-5  # of every norm in model.py
-BOTH = (True, False)
-SIZES = {"n_layer", "n_head", "n_embd", "d_ff", "block_size", "vocab_size"}
 OF_TRAINING = {"attention_path", "attention_dropout", "dropout", "init"}  # they change nothing in a trained model
 GPT2_SHA256 = "445c95aed02d34f9cebfeeba666b08c9aebb5419c128c1c8e6995ac1a15f28b9"  # of its tokens as we store them
 BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")  # in older checkpoints; nothing learned
@@ -50,142 +49,108 @@ class Layout:
 
     model_type: str
     architecture: str
-    settings: Callable[[ModelConfig], Mapping[str, tuple[Any, ...] | None]]  # values it can express, None = any
-    keys: Mapping[str, tuple[str, ...]]  # setting -> what config.json calls it; more than one must agree
-    absent: Mapping[str, Any]  # what transformers takes where config.json lacks a key
-    fixed: Mapping[str, Any]  # keys of config.json that have only one value in a model of ours
-    activation: str  # the key that names the MLP's activation
-    activations: Mapping[str, tuple[str, ...]]  # ours -> its names there
+    own: Mapping[str, Any]  # settings of ours that it fixes
+    keys: Mapping[str, str]  # key of config.json -> the setting of ours in it
+    fixed: Mapping[str, Any]  # keys that have only one value in a model of ours
+    absent: Mapping[str, Any]  # what transformers takes where config.json lacks a key, if it is not that value
+    unread: Mapping[str, Any]  # keys that are written and not read
+    activations: dict[str, str]  # its names of the MLP's activation -> ours; of equal ones the first is written
     blocks: str  # what stands before a block's number, and before whatever is not the head
     modules: Mapping[str, str]  # our modules -> theirs; several of ours in one of theirs lie one under the other
-    unread: Mapping[str, Any]  # keys that are written and not read
+    biased: tuple[str, ...] = ()  # modules named so have biases there in any case, zero where we have none
+    uneven: bool = False  # n_embd need not be a multiple of n_head
     transposed: bool = False  # linear layers are stored (in, out)
     shifted: bool = False  # weights of norms are stored less one
-    biased: tuple[str, ...] = ()  # modules named so have biases there in any case, zero where we have none
 
     def misfits(self, config: ModelConfig) -> list[str]:
         """Settings of a model, NAME = VALUE, that this layout cannot express."""
-        can = {"activation": tuple(self.activations), **self.settings(config)}
-        odd = []
-        for field in fields(config):
-            value = getattr(config, field.name)
-            if field.name in can:
-                fits = can[field.name] is None or value in can[field.name]
-            else:
-                fits = field.name in SIZES | OF_TRAINING or value == field.default
-            if not fits:
-                odd.append(f"{field.name} = {show(value)}")
-        return odd
+        neutral = {field.name: field.default for field in fields(config)} | {"rope_theta": None, **self.own}
+        neutral |= {"n_kv_head": config.n_head, "head_dim": config.n_embd / config.n_head}
+        free = {*self.keys.values(), *OF_TRAINING, "bias"}
+        odd = [name for name, value in neutral.items() if name not in free and getattr(config, name) != value]
+        odd += ["activation"] * (config.activation not in self.activations.values())
+        odd += ["n_head"] * (config.n_embd % config.n_head > 0 and not self.uneven)
+        return [f"{name} = {show(getattr(config, name))}" for name in odd]
 
-    def their_name(self, name: str) -> str:
-        """Where one of our parameters lies in their weights."""
-        module, _, kind = name.rpartition(".")
-        if block := re.fullmatch(r"blocks\.(\d+)\.(.+)", module):
-            return f"{self.blocks}{block[1]}.{self.modules[block[2]]}.{kind}"
-        return f"{self.modules[module]}.{kind}"
-
-    def parameters(self, model: GPT) -> Iterator[tuple[str, Tensor]]:
-        """Our parameters by our names, and zero biases where only the layout has some."""
+    def places(self, model: GPT) -> dict[str, dict[str, Tensor]]:
+        """Their tensors by name: the parameters of ours in each, and zero biases where only the layout has some."""
+        found: dict[str, dict[str, Tensor]] = {}
         for name, parameter in model.named_parameters():
-            yield name, parameter.detach()
-            if not model.config.bias and name.endswith("weight") and any(part in name for part in self.biased):
-                yield f"{name.removesuffix('weight')}bias", torch.zeros(len(parameter))
+            module, _, kind = name.rpartition(".")
+            block, part = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.+)", module).groups()
+            theirs = (f"{self.blocks}{block}." if block else "") + self.modules[part]
+            found.setdefault(f"{theirs}.{kind}", {})[name] = parameter.detach()
+            if not model.config.bias and any(word in part for word in self.biased):
+                found.setdefault(f"{theirs}.bias", {})[f"{module}.bias"] = torch.zeros(len(parameter))
+        return found
 
-    def store(self, name: str, tensor: Tensor) -> Tensor:
-        """A parameter of ours as it lies in the file."""
-        if self.transposed and tensor.dim() == 2 and name.startswith("blocks"):
+    def turned(self, theirs: str, tensor: Tensor, sign: int) -> Tensor:
+        """A tensor of ours as it lies in the file (sign -1), or one of the file as ours (sign 1)."""
+        if self.transposed and tensor.dim() == 2 and theirs.startswith(self.blocks):
             return tensor.T
-        if self.shifted and "norm" in name and name.endswith("weight"):
-            return tensor.double() - 1  # in float64, so that adding the one gives the same number back
+        if self.shifted and theirs.endswith("norm.weight"):
+            return tensor.double() + sign  # in float64, so that there and back is the same number
         return tensor
-
-    def restore(self, name: str, tensor: Tensor) -> Tensor:
-        """What `store` made, as it was; float32."""
-        if self.transposed and tensor.dim() == 2 and name.startswith("blocks"):
-            tensor = tensor.T
-        if self.shifted and "norm" in name and name.endswith("weight"):
-            tensor = tensor.double() + 1
-        return tensor.float()
 
 
 GPT2 = Layout(
-    "gpt2",
-    "GPT2LMHeadModel",
-    settings=lambda config: {
-        "norm": ("layernorm",), "positions": ("learned",), "rope_theta": (None,), "bias": BOTH,
-        "tie_embeddings": BOTH, "n_kv_head": (config.n_head,), "head_dim": (config.n_embd / config.n_head,),
-    },
-    keys={
-        "n_layer": ("n_layer",), "n_head": ("n_head",), "n_embd": ("n_embd",), "d_ff": ("n_inner",),
-        "block_size": ("n_positions", "n_ctx"), "vocab_size": ("vocab_size",),
-        "tie_embeddings": ("tie_word_embeddings",),
-    },
-    absent={"n_inner": None, "tie_word_embeddings": True, "activation_function": "gelu_new",
-            "layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False},
+    "gpt2", "GPT2LMHeadModel",
+    own={"norm": "layernorm", "positions": "learned"},
+    keys={"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "n_inner": "d_ff", "n_positions": "block_size",
+          "vocab_size": "vocab_size", "tie_word_embeddings": "tie_embeddings", "activation_function": "activation"},
     fixed={"layer_norm_epsilon": EPS, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
            "add_cross_attention": False},
-    activation="activation_function",
-    activations={"gelu_tanh": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu": ("gelu",), "relu": ("relu",),
-                 "relu2": ("relu2",)},
-    blocks="transformer.h.",
-    modules={
-        "embed": "transformer.wte", "embed_position": "transformer.wpe", "norm": "transformer.ln_f", "head": "lm_head",
-        "norm_attn": "ln_1", "attn.w_q": "attn.c_attn", "attn.w_k": "attn.c_attn", "attn.w_v": "attn.c_attn",
-        "attn.w_o": "attn.c_proj", "norm_mlp": "ln_2", "mlp.w_in": "mlp.c_fc", "mlp.w_out": "mlp.c_proj",
-    },
+    absent={"n_inner": None, "tie_word_embeddings": True, "activation_function": "gelu_new"},
     unread={"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
-    transposed=True,
+    activations={"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu": "gelu",
+                 "relu": "relu", "relu2": "relu2"},
+    blocks="transformer.h.",
+    modules={"embed": "transformer.wte", "embed_position": "transformer.wpe", "norm": "transformer.ln_f",
+             "head": "lm_head", "norm_attn": "ln_1", "attn.w_q": "attn.c_attn", "attn.w_k": "attn.c_attn",
+             "attn.w_v": "attn.c_attn", "attn.w_o": "attn.c_proj", "norm_mlp": "ln_2", "mlp.w_in": "mlp.c_fc",
+             "mlp.w_out": "mlp.c_proj"},
     biased=("norm", "attn", "mlp"),
+    transposed=True,
 )  # fmt: skip
 
 LLAMA = Layout(
-    "llama",
-    "LlamaForCausalLM",
-    settings=lambda config: {
-        "norm": ("rmsnorm",), "rope_theta": None, "bias": BOTH, "tie_embeddings": BOTH, "n_kv_head": None,
-        # transformers refuses another number of heads, also where head_dim is given.
-        "head_dim": None, "n_head": () if config.n_embd % config.n_head else None,
-    },
-    keys={
-        "n_layer": ("num_hidden_layers",), "n_head": ("num_attention_heads",), "n_embd": ("hidden_size",),
-        "n_kv_head": ("num_key_value_heads",), "head_dim": ("head_dim",), "d_ff": ("intermediate_size",),
-        "block_size": ("max_position_embeddings",), "vocab_size": ("vocab_size",), "rope_theta": ("rope_theta",),
-        "tie_embeddings": ("tie_word_embeddings",), "bias": ("attention_bias", "mlp_bias"),
-    },
+    "llama", "LlamaForCausalLM",
+    own={"norm": "rmsnorm", "positions": "rotary"},
+    keys={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "num_key_value_heads": "n_kv_head",
+          "head_dim": "head_dim", "hidden_size": "n_embd", "intermediate_size": "d_ff", "hidden_act": "activation",
+          "max_position_embeddings": "block_size", "vocab_size": "vocab_size", "rope_theta": "rope_theta",
+          "tie_word_embeddings": "tie_embeddings", "attention_bias": "bias", "mlp_bias": "bias"},
+    fixed={"rms_norm_eps": EPS},
     absent={"num_key_value_heads": None, "head_dim": None, "rope_theta": 10000.0, "tie_word_embeddings": False,
             "attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "rms_norm_eps": 1e-6},
-    fixed={"rms_norm_eps": EPS},
-    activation="hidden_act",
-    activations={"swiglu": ("silu", "swish")},
-    blocks="model.layers.",
-    modules={
-        "embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "norm_attn": "input_layernorm",
-        "attn.w_q": "self_attn.q_proj", "attn.w_k": "self_attn.k_proj", "attn.w_v": "self_attn.v_proj",
-        "attn.w_o": "self_attn.o_proj", "norm_mlp": "post_attention_layernorm", "mlp.w_gate": "mlp.gate_proj",
-        "mlp.w_in": "mlp.up_proj", "mlp.w_out": "mlp.down_proj",
-    },
     unread={},
+    activations={"silu": "swiglu", "swish": "swiglu"},
+    blocks="model.layers.",
+    modules={"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head", "norm_attn": "input_layernorm",
+             "attn.w_q": "self_attn.q_proj", "attn.w_k": "self_attn.k_proj", "attn.w_v": "self_attn.v_proj",
+             "attn.w_o": "self_attn.o_proj", "norm_mlp": "post_attention_layernorm", "mlp.w_gate": "mlp.gate_proj",
+             "mlp.w_in": "mlp.up_proj", "mlp.w_out": "mlp.down_proj"},
 )  # fmt: skip
 
 MISTRAL = replace(  # read and never written: it is Llama's layout with a window
     LLAMA,
     model_type="mistral",
-    keys={name: keys for name, keys in LLAMA.keys.items() if name != "bias"},
-    absent={**LLAMA.absent, "num_key_value_heads": 8, "sliding_window": 4096},
+    keys={key: setting for key, setting in LLAMA.keys.items() if setting != "bias"},
     fixed={"rms_norm_eps": EPS, "sliding_window": None},
+    absent={**LLAMA.absent, "num_key_value_heads": 8, "sliding_window": 4096},
 )
 
 NEMOTRON = replace(  # the default model's
     LLAMA,
     model_type="nemotron",
     architecture="NemotronForCausalLM",
-    settings=lambda config: {**LLAMA.settings(config), "norm": ("layernorm",), "n_head": None},
-    absent={**LLAMA.absent, "hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    own={"norm": "layernorm", "positions": "rotary"},
     fixed={"norm_eps": EPS, "partial_rotary_factor": 1.0},
-    activations={"relu2": ("relu2",)},
-    shifted=True,
+    absent={**LLAMA.absent, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
+    activations={"relu2": "relu2"},
     biased=("norm",),
+    uneven=True,
+    shifted=True,
 )
 
 WRITTEN = (GPT2, LLAMA, NEMOTRON)
@@ -212,19 +177,15 @@ def write_folder(run: str, folder: Path, which: str) -> Layout:
     layout = layout_for(model.config)
     if folder.exists():
         raise UserError(f"{folder} is there already: give the name of a new folder")
-    parts: dict[str, list[tuple[str, Tensor]]] = {}
-    for name, tensor in layout.parameters(model):
-        parts.setdefault(layout.their_name(name), []).append((name, tensor))
     weights = {
-        theirs: layout.store(some[0][0], torch.cat([tensor for _, tensor in some])).contiguous()
-        for theirs, some in parts.items()
+        theirs: layout.turned(theirs, torch.cat(list(some.values())), -1).contiguous()
+        for theirs, some in layout.places(model).items()
     }
-    config = config_json(layout, model.config, tokenizer)
-    generation: dict[str, Any] = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
-    if tokenizer.vocab_size < model.config.vocab_size:  # slots without a token are never drawn
-        generation["suppress_tokens"] = list(range(tokenizer.vocab_size, model.config.vocab_size))
+    ids = {"bos_token_id": [*tokenizer.begin, tokenizer.end_id][0], "eos_token_id": tokenizer.end_id}
+    unused = list(range(tokenizer.vocab_size, model.config.vocab_size))  # ids without a token are never drawn
+    generation = ids | ({"suppress_tokens": unused} if unused else {})
     texts = {
-        "config.json": json.dumps(config, indent=2),
+        "config.json": json.dumps(config_json(layout, model.config) | ids, indent=2),
         "generation_config.json": json.dumps(generation, indent=2),
         "tokenizer.json": tokenizer_json(tokenizer),
         "tokenizer_config.json": json.dumps(tokenizer_config(tokenizer, model.config.block_size), indent=2),
@@ -240,14 +201,14 @@ def write_folder(run: str, folder: Path, which: str) -> Layout:
     return layout
 
 
-def config_json(layout: Layout, config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A model's config.json."""
-    values = {key: getattr(config, setting) for setting, keys in layout.keys.items() for key in keys}
+def config_json(layout: Layout, config: ModelConfig) -> dict[str, Any]:
+    """A model's config.json, but for what its tokenizer says."""
+    names = {ours: theirs for theirs, ours in reversed(layout.activations.items())}
+    values = as_dict(config) | {"activation": names[config.activation]}
     return {
-        "architectures": [layout.architecture], "model_type": layout.model_type, **values, **layout.fixed,
-        layout.activation: layout.activations[config.activation][0], **layout.unread, "dtype": "float32",
-        "bos_token_id": tokenizer.begin[0] if tokenizer.begin else tokenizer.end_id,
-        "eos_token_id": tokenizer.end_id, "pad_token_id": None,
+        "architectures": [layout.architecture], "model_type": layout.model_type, "dtype": "float32",
+        **{key: values[setting] for key, setting in layout.keys.items()}, **layout.fixed, **layout.unread,
+        "pad_token_id": None,
     }  # fmt: skip
 
 
@@ -258,26 +219,23 @@ def read_folder(source: str, run: Path) -> Layout:
     """
     check_new(run)
     folder = Path(source) if Path(source).is_dir() else fetched(source)
-    raw = read_json(folder / "config.json")
+    path = folder / "config.json"
+    raw = read_json(path)
     if raw.get("model_type") not in READ:
-        raise UserError(
-            f"{folder / 'config.json'}: model_type = {show_json(raw.get('model_type'))} cannot be expressed here; "
-            f"only {', '.join(READ)} can"
-        )
+        told = f"model_type = {show_json(raw.get('model_type'))} cannot be expressed here; only {', '.join(READ)} can"
+        raise UserError(f"{path}: {told}")
     layout = READ[raw["model_type"]]
-    values = settings_of(layout, raw, folder / "config.json")
+    values = settings_of(layout, raw, path)
     tensors = read_weights(folder, layout)
-    if layout is GPT2:
+    if layout is GPT2:  # no key tells
         values["bias"] = any(bool(t.any()) for name, t in tensors.items() if name.endswith(".bias"))
     (config,) = build((ModelConfig,), values)
-    weights = ours(layout, config, tensors, folder)
+    weights = our_weights(layout, config, tensors, folder)
     eos = raw.get("eos_token_id")
     tokenizer = read_tokenizer(folder / "tokenizer.json", eos[0] if isinstance(eos, list) and eos else eos)
     if tokenizer.vocab_size > config.vocab_size:
-        raise UserError(
-            f"{folder / 'config.json'}: vocab_size = {config.vocab_size} is less than the {tokenizer.vocab_size} ids "
-            "of tokenizer.json"
-        )
+        told = f"vocab_size = {config.vocab_size} is less than the {tokenizer.vocab_size} ids of tokenizer.json"
+        raise UserError(f"{path}: {told}")
     write_run(run, config, weights, tokenizer, {"name": folder.name, "fingerprint": ""})
     return layout
 
@@ -321,38 +279,35 @@ def settings_of(layout: Layout, raw: dict[str, Any], path: Path) -> dict[str, An
     """Our settings from a config.json; UserError names the key that cannot be expressed."""
 
     def refuse(key: str, allowed: str) -> UserError:
-        return UserError(f"{path}: {key} = {show_json(raw.get(key))} cannot be expressed here; {allowed}")
+        found = f"{key} is not there, which means {show_json(layout.absent.get(key))}, and"
+        found = f"{key} = {show_json(raw[key])}" if key in raw else found
+        return UserError(f"{path}: {found} cannot be expressed here; only {allowed} can")
 
     for key in ("rope_parameters", "rope_scaling"):  # as transformers 5 calls it, and 4
         rope = raw.get(key) or {}
         if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default":
-            raise refuse(key, "only the default kind can")
+            raise refuse(key, "the default kind")
         raw = raw | {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
     for key in ("quantization_config", "auto_map"):
         if raw.get(key):
-            raise refuse(key, "only plain weights of transformers' own models can")
-    found = {**layout.absent, **raw}
+            raise refuse(key, "plain weights of transformers' own models")
+    found = {**layout.fixed, **layout.absent, **raw}
     for key, value in layout.fixed.items():
-        if found.get(key) != value:
-            raise refuse(key, f"only {show_json(value)} can") if key in raw else UserError(
-                f"{path}: {key} is not there, which means {show_json(found.get(key))}, and only {show_json(value)} "
-                "can be expressed here"
-            )
-    names = {theirs: name for name, all_theirs in layout.activations.items() for theirs in all_theirs}
-    if found[layout.activation] not in names:
-        raise refuse(layout.activation, f"only {', '.join(names)} can")
-    own: dict[str, Any] = {"norm": "layernorm" if layout in (GPT2, NEMOTRON) else "rmsnorm"}
-    own |= {"positions": "learned" if layout is GPT2 else "rotary", "activation": names[found[layout.activation]]}
-    for setting, keys in layout.keys.items():
-        given = [found[key] for key in keys if key in found]
-        if not given:
-            raise UserError(f"{path} has no {keys[0]}")
-        if any(value != given[0] for value in given):
-            raise UserError(
-                f"{path}: {' and '.join(keys)} differ, and here both are one setting, {setting}: it cannot be expressed"
-            )
-        own[setting] = given[0]
-    return own
+        if found[key] != value:
+            raise refuse(key, show_json(value))
+    values = dict(layout.own)
+    for key, setting in layout.keys.items():
+        if key not in found:
+            raise UserError(f"{path} has no {key}")
+        value = found[key]
+        if setting == "activation":
+            if value not in layout.activations:
+                raise refuse(key, ", ".join(layout.activations))
+            value = layout.activations[value]
+        if values.setdefault(setting, value) != value:
+            keys = " and ".join(other for other, same in layout.keys.items() if same == setting)
+            raise UserError(f"{path}: {keys} differ, and here both are one setting, {setting}: it cannot be expressed")
+    return values
 
 
 def read_weights(folder: Path, layout: Layout) -> dict[str, Tensor]:
@@ -383,35 +338,31 @@ def read_weights(folder: Path, layout: Layout) -> dict[str, Tensor]:
     return tensors
 
 
-def ours(layout: Layout, config: ModelConfig, tensors: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
+def our_weights(
+    layout: Layout, config: ModelConfig, tensors: dict[str, Tensor], source: Path
+) -> dict[str, Tensor]:
     """Their tensors as the parameters of our model; UserError names what is missing, left over or of another shape."""
     with torch.device("meta"):
         model = GPT(config)
-        shapes = {name: tuple(tensor.shape) for name, tensor in layout.parameters(model)}
-    parts: dict[str, list[str]] = {}
-    for name in shapes:
-        parts.setdefault(layout.their_name(name), []).append(name)
+        places = layout.places(model)
     if config.tie_embeddings:
         tensors.pop("lm_head.weight", None)
     weights: dict[str, Tensor] = {}
-    for theirs, names in parts.items():
+    for theirs, some in places.items():
         if theirs not in tensors:
             raise UserError(f"{source} has no tensor {theirs}, which its config.json asks for")
-        tensor = layout.restore(names[0], tensors.pop(theirs))
-        wanted = (sum(shapes[name][0] for name in names), *shapes[names[0]][1:])
+        tensor = layout.turned(theirs, tensors.pop(theirs), 1).float()
+        rows = [len(parameter) for parameter in some.values()]
+        wanted = (sum(rows), *next(iter(some.values())).shape[1:])
         if tensor.shape != wanted:
             raise UserError(f"{source}: {theirs} has {tensor.numel()} numbers, and config.json asks for {wanted}")
-        weights |= zip(names, tensor.split([shapes[name][0] for name in names]), strict=True)
+        if theirs.endswith(".bias") and not config.bias and tensor.any():  # of a layout that always has some
+            told = "is not zero and the linear layers have none, which cannot be expressed here: bias is one setting"
+            raise UserError(f"{source}: {theirs} {told}")
+        weights |= zip(some, tensor.split(rows), strict=True)
     if tensors:
         raise UserError(f"{source} has a tensor {min(tensors)} that cannot be expressed here")
-    parameters = dict(model.named_parameters())
-    for name in weights.keys() - parameters.keys():  # biases of a layout that always has some
-        if weights[name].any():
-            raise UserError(
-                f"{source}: {layout.their_name(name)} is not zero and the linear layers have no biases, which cannot "
-                "be expressed here: bias is one setting"
-            )
-    return {name: weights[name].contiguous() for name in parameters}
+    return {name: weights[name].contiguous() for name, _ in model.named_parameters()}
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> str:
@@ -469,16 +420,13 @@ def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
 
 def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
     """What tokenizer_config.json says beside tokenizer.json: text is taken and given back as it is."""
-    config = {
+    names = tokenizer.names if isinstance(tokenizer, HfTokenizer) else {tokenizer.end_id: END_OF_TEXT}
+    special = {"eos_token": tokenizer.end_id, "bos_token": next(iter(tokenizer.begin), None)}
+    return {
         "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size,
         "clean_up_tokenization_spaces": False, "split_special_tokens": True,
+        **{key: names[number] for key, number in special.items() if number is not None},
     }  # fmt: skip
-    names = tokenizer.names if isinstance(tokenizer, HfTokenizer) else {tokenizer.end_id: END_OF_TEXT}
-    if tokenizer.end_id is not None:
-        config["eos_token"] = names[tokenizer.end_id]
-    if tokenizer.begin:
-        config["bos_token"] = names[tokenizer.begin[0]]
-    return config
 
 
 def read_tokenizer(path: Path, end_id: Any) -> Tokenizer:
