@@ -97,6 +97,7 @@ GPT2 = Layout(
     "gpt2", "GPT2LMHeadModel",
     own={"norm": "layernorm", "positions": "learned"},
     keys={"n_layer": "n_layer", "n_head": "n_head", "n_embd": "n_embd", "n_inner": "d_ff", "n_positions": "block_size",
+          "n_ctx": "block_size",  # an older name, which llama.cpp's converter reads
           "vocab_size": "vocab_size", "tie_word_embeddings": "tie_embeddings", "activation_function": "activation"},
     fixed={"layer_norm_epsilon": EPS, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
            "add_cross_attention": False},
@@ -297,9 +298,9 @@ def settings_of(layout: Layout, raw: dict[str, Any], path: Path) -> dict[str, An
             raise refuse(key, show_json(value))
     values = dict(layout.own)
     for key, setting in layout.keys.items():
-        if key not in found:
+        if key not in found and setting not in values:
             raise UserError(f"{path} has no {key}")
-        value = found[key]
+        value = found.get(key, values.get(setting))
         if setting == "activation":
             if value not in layout.activations:
                 raise refuse(key, ", ".join(layout.activations))

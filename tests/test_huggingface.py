@@ -91,6 +91,8 @@ def test_transformers_computes_and_writes_the_same_from_what_we_export(exported)
     theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"] and not loading["mismatched_keys"]
     assert theirs.config.model_type == layout and theirs.dtype == torch.float32
+    if layout == "gpt2":  # llama.cpp's converter reads the context from an older key
+        assert json.loads((folder / "config.json").read_text())["n_ctx"] == model.config.block_size
     assert_same_function(model, theirs.eval(), LETTERS.vocab_size)
 
 
@@ -204,6 +206,7 @@ def change_config(folder, **changes):
         ("mistral", {"sliding_window": 16}, "sliding_window = 16 cannot be expressed here; only null can"),
         ("mistral", {"sliding_window": ...}, "sliding_window is not there, which means 4096"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = true"),
+        ("gpt2", {"n_ctx": 12}, "n_positions and n_ctx differ"),
         ("gpt2", {"activation_function": "tanh"}, 'activation_function = "tanh"'),
         ("gpt2", {"model_type": "bloom"}, 'model_type = "bloom" cannot be expressed here; only gpt2, llama'),
         ("nemotron", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
