@@ -50,6 +50,7 @@ DESIGNS = ["tests/test_designs.py"]
 COMPARE = ["tests/test_compare.py"]
 REPORT = ["tests/test_report.py"]
 SYSTEMS = ["tests/test_systems.py"]
+CONVERT = ["tests/test_convert.py"]
 HUGGINGFACE = ["tests/test_huggingface.py"]
 REGROUP = ["tests/test_regroup.py"]
 UPTRAIN = ["tests/test_uptrain.py"]
@@ -246,6 +247,7 @@ MUTANTS = [
     ("values are turned and w_o is not", "attention/regroup.py", 'new["w_o.weight"] = columns.flatten(1).to(layer["w_o.weight"])', "pass", REGROUP),
     ("the first head is the last", "attention/regroup.py", "group[:, 0]", "group[:, -1]", REGROUP),
     ("a run from another's weights takes the default data set", "runtime/runs.py", 'saved = {"dataset": own["name"]}', "saved = {}", TRAIN),
+    ("a data set is taken for that of a run that was brought in", "runtime/runs.py", 'not own["fingerprint"] or ', "", CONVERT),
     ("a window as long as the context is passed over", "train.py", "window >= block_size", "window > block_size", TRAIN),
     ("a ratio that was given is told as none", "runtime/settings.py", "value = given.get(f.name) if value is None else value", "pass", SETTINGS),
     ("a terminal gets a description's JSON", "bench.py", "if not (config.describe and sys.stdout.isatty()):", "if True:", SYSTEMS),
