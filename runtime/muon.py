@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-MOMENTUM = 0.95
 UPDATE_RMS = 0.2  # of an update's elements at learning rate 1, about AdamW's (Liu et al. 2025, arXiv 2502.16982)
 
 
@@ -27,8 +26,9 @@ def orthogonalise(G: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.AdamW):
     """Muon for the groups marked `muon`, which hold matrices only, and AdamW for the others.
 
-    An update is the orthogonalised mean of the gradients (Nesterov's), scaled so that the root mean square of its
-    elements is UPDATE_RMS times the learning rate, whatever the shape: MQA's narrow w_k learns at the rate of w_q.
+    An update is the orthogonalised mean of the gradients (Nesterov's; its momentum is beta1), scaled so that the root
+    mean square of its elements is UPDATE_RMS times the learning rate, whatever the shape: MQA's narrow w_k learns at
+    the rate of w_q.
     """
 
     @torch.no_grad()
@@ -38,14 +38,14 @@ class Muon(torch.optim.AdamW):
             for p in group["params"] if group["muon"] else []:
                 by_shape.setdefault(p.shape, []).append(p)
             for shape, matrices in by_shape.items():  # one batch for all of a shape: many small products are slow
-                updates = orthogonalise(torch.stack([self._mean(p) for p in matrices]))
+                updates = orthogonalise(torch.stack([self._mean(p, group["betas"][0]) for p in matrices]))
                 for p, update in zip(matrices, updates, strict=True):
                     scale = UPDATE_RMS * math.sqrt(shape.numel()) / (update.norm() + 1e-7)
                     p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update * (group["lr"] * scale))
                     p.grad = None  # so that AdamW passes over it
         super().step()
 
-    def _mean(self, p: Tensor) -> Tensor:
+    def _mean(self, p: Tensor, beta: float) -> Tensor:
         assert p.grad is not None
         mean = self.state[p].setdefault("momentum", torch.zeros_like(p))
-        return p.grad.lerp(mean.lerp_(p.grad, 1 - MOMENTUM), MOMENTUM)
+        return p.grad.lerp(mean.lerp_(p.grad, 1 - beta), beta)

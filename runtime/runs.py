@@ -49,7 +49,7 @@ class TrainConfig:
     decay_steps: int | None = None  # step at which it is down; unset = max_steps, and kept on resume
     final_lr: float = 0.05  # what is left of it then, as a share of the peak
     weight_decay: float = 0.1  # of matrices and tables
-    beta1: float = 0.9  # of AdamW
+    beta1: float = 0.9  # of AdamW, and the momentum of Muon
     beta2: float = 0.95  # of AdamW
     grad_clip: float = 1.0  # largest norm of the gradient; 0 = no limit
     eval_interval: int = 250  # steps between evaluations

@@ -45,7 +45,7 @@ def test_it_agrees_with_torchs_muon_within_the_error_of_bfloat16():
     """Two steps of both on one matrix, with equal gradients; theirs scales by a fixed number, ours to a fixed rms."""
     generator = torch.Generator().manual_seed(3)
     model = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=64, vocab_size=5))
-    config = TrainConfig(optimizer="muon", learning_rate=0.1, weight_decay=0.0)
+    config = TrainConfig(optimizer="muon", learning_rate=0.1, weight_decay=0.0, beta1=0.95)
     ours, weight = make_optimizer(model, config), model.blocks[0].mlp.w_in.weight
     theirs_weight = torch.nn.Parameter(weight.detach().clone())
     theirs = torch.optim.Muon([theirs_weight], lr=0.1, weight_decay=0.0, momentum=0.95, nesterov=True)
