@@ -35,7 +35,7 @@ DESCRIPTION = f"""Compare head designs: what does each cost, what does it buy, a
 
 Every file is one design; the first, or the one that --baseline names, is what the others are compared with. Any
 setting of train.py may follow and holds for all. Each design is trained at every seed, on the same tokens in the same
-order, with AdamW and at one learning rate, unless its file or --rates gives it one of its own. The same command goes on
+order, at one learning rate unless its file or --rates gives it one of its own. The same command goes on
 with a comparison that was stopped. It writes report.html, report.md and results.json; what a run printed is in its
 folder's output.txt.
 
