@@ -3,10 +3,11 @@
     git clone a nanoGPT checkout somewhere else, then
     python -m benchmarks.beside_nanogpt PATH/TO/nanoGPT --text tinyshakespeare.txt --seeds 3 --short 750 > results.json
 
-For every seed three runs, one after the other: nanoGPT's recipe by its own train.py (in a copy of the checkout, with
-its seed replaced), config/nanogpt-cpu.toml by ours, and the default settings, once with the steps given by --short.
-Prints JSON: steps a second (the median over the run; evaluations left out), seconds of training, and the loss over
-the whole validation split in windows of 64 tokens.
+For every seed these runs, one after the other, or those that --runs names: nanoGPT's recipe by its own train.py (in a
+copy of the checkout, with its seed replaced), config/nanogpt-cpu.toml, the default settings, once with the steps given
+by --short, and config/fast.toml. Prints JSON: steps a second (the median over the run; evaluations left out), seconds
+of training, and the loss over the whole validation split in windows of 64 tokens with the seconds that this took; and
+the median over seeds of nanoGPT's training time, without any evaluation, over that of fast.toml with its evaluation.
 """
 
 import argparse
@@ -19,17 +20,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
 
 from data import open_dataset
 from model import GPT, ModelConfig
+from runtime.checkpoint import load_model
 from runtime.evaluate import evaluate
 from runtime.settings import build, read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 
+RUNS = ["nanogpt", "ours", "default_short", "default", "fast"]
 FLAGS = [
     "--device=cpu", "--compile=False", "--eval_iters=20", "--log_interval=1", "--block_size=64", "--batch_size=12",
     "--n_layer=4", "--n_head=4", "--n_embd=128", "--max_iters=2000", "--lr_decay_iters=2000", "--dropout=0.0",
@@ -72,19 +76,21 @@ def run_nanogpt(folder: Path, seed: int, dataset: str, steps: int = 2000) -> dic
 
 def run_ours(name: str, flags: list[str], seed: int, dataset: str, folder: Path) -> dict[str, float]:
     out_dir = folder / f"{name}-{seed}"
-    base = [sys.executable, str(ROOT / "train.py"), "--dataset", dataset]
-    command = [*base, *flags, "--seed", str(seed), "--out_dir", str(out_dir)]
+    command = [sys.executable, str(ROOT / "train.py"), *flags, "--dataset", dataset]
+    command += ["--seed", str(seed), "--out_dir", str(out_dir)]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     rows = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if "tokens_per_s" in row]
     settings = read_toml(str(out_dir / "settings.toml"))
     tokens = settings["batch_size"] * settings["block_size"]
-    text = subprocess.run([*base[:2], "--eval_only", "--resume", str(out_dir), "--block_size", "64"],
-                          capture_output=True, text=True, check=True).stdout  # fmt: skip
+    model, data = load_model(out_dir, "last")[0], open_dataset(dataset)
+    begun = time.perf_counter()
+    score = evaluate(model, data.val, data.tokenizer.token_bytes, 64, 64)
     return {
         "steps_per_s": statistics.median(row["tokens_per_s"] for row in trained) / tokens,
         "training_s": [row["elapsed"] for row in rows if "elapsed" in row][-1],
-        "loss_64": float(re.search(r"val loss ([\d.]+)", text)[1]),
+        "loss_64": score.loss,
+        "evaluation_s": time.perf_counter() - begun,
         "loss": rows[-1]["val_loss"],
     }
 
@@ -96,6 +102,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=0, help="only the speed, in pairs of runs of 300 steps")
     parser.add_argument("--short", type=int, default=700, help="steps of the default settings' short run")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -106,7 +113,7 @@ def main() -> None:
         dataset = str(folder / "tinyshakespeare")
         prepare = [sys.executable, str(ROOT / "prepare.py"), dataset, "--files", str(arguments.text)]
         subprocess.run(prepare, check=True, capture_output=True)
-        runs: dict[str, list[dict[str, float]]] = {"nanogpt": [], "ours": [], "default": [], "default_short": []}
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.runs}
         ours = [str(ROOT / "config/nanogpt-cpu.toml"), "--dataset", dataset]
         if arguments.pairs:
             ratios = []
@@ -118,19 +125,26 @@ def main() -> None:
             print(f"ours / nanoGPT in steps a second: median {statistics.median(ratios):.2f} of {len(ratios)} pairs")
             return
         for seed in range(1, arguments.seeds + 1):
-            runs["nanogpt"].append(run_nanogpt(folder / "nanoGPT", seed, dataset))
-            runs["ours"].append(run_ours("ours", ours, seed, dataset, folder))
-            runs["default_short"].append(
-                run_ours("short", ["--max_steps", str(arguments.short)], seed, dataset, folder)
-            )
-            runs["default"].append(run_ours("default", [], seed, dataset, folder))
+            flags = {"ours": ours, "default_short": ["--max_steps", str(arguments.short)], "default": [],
+                     "fast": [str(ROOT / "config/fast.toml")]}  # fmt: skip
+            for name, values in runs.items():
+                nanogpt = name == "nanogpt"
+                values.append(
+                    run_nanogpt(folder / "nanoGPT", seed, dataset) if nanogpt
+                    else run_ours(name, flags[name], seed, dataset, folder)
+                )  # fmt: skip
             print(json.dumps({name: values[-1] for name, values in runs.items()}), file=sys.stderr, flush=True)
     mean = {
         name: {key: statistics.mean(run[key] for run in values) for key in values[0]} for name, values in runs.items()
     }
+    ratio = None
+    if {"nanogpt", "fast"} <= runs.keys():
+        pairs = zip(runs["nanogpt"], runs["fast"], strict=True)
+        ratio = statistics.median(a["training_s"] / (b["training_s"] + b["evaluation_s"]) for a, b in pairs)
     machine = {"cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads(),
                "cores": os.cpu_count(), "torch": torch.__version__, "short_steps": arguments.short}  # fmt: skip
-    print(json.dumps({"machine": machine, "mean": mean, "runs": runs}, indent=1))
+    results = {"date": time.strftime("%Y-%m-%d"), "nanogpt / fast": ratio, "mean": mean, "runs": runs}
+    print(json.dumps({"machine": machine, **results}, indent=1))
 
 
 if __name__ == "__main__":
