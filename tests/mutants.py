@@ -36,6 +36,7 @@ TRAIN = ["tests/test_train.py"]
 CHECKPOINT = ["tests/test_checkpoint.py"]
 EVALUATE = ["tests/test_evaluate.py"]
 OPTIM = ["tests/test_optim.py"]
+MUON = ["tests/test_muon.py"]
 LOADER = ["tests/test_loader.py"]
 TOKENFILE = ["tests/test_tokenfile.py"]
 SETTINGS = ["tests/test_settings.py"]
@@ -253,6 +254,15 @@ MUTANTS = [
     ("a terminal gets a description's JSON", "bench.py", "if not (config.describe and sys.stdout.isatty()):", "if True:", SYSTEMS),
     ("MLA's keys are told without their rotary part", "lab/describe.py", "config.head_dim + (config.rope_dim or 0)  # of q and k", "config.head_dim", SYSTEMS),
     ("uptrain's losses are drawn from 1 to 10", "uptrain.py", "scale=alt.Scale(zero=False)", 'scale=alt.Scale(zero=False, type="log")', UPTRAIN),
+    ("Muon's iteration forgets its fifth power", "runtime/muon.py", "torch.baddbmm(S, S, S, beta=b, alpha=c)", "b * S", MUON),
+    ("Muon's updates shrink with the shape", "runtime/muon.py", "UPDATE_RMS * math.sqrt(shape.numel()) / (update.norm() + 1e-7)", "UPDATE_RMS", MUON),
+    ("Muon's momentum is plain", "runtime/muon.py", "p.grad.lerp(mean.lerp_(p.grad, 1 - beta), beta)", "mean.lerp_(p.grad, 1 - beta)", MUON),
+    ("AdamW updates Muon's matrices as well", "runtime/muon.py", "p.grad = None", "pass", MUON),
+    ("Muon's matrices do not decay", "runtime/muon.py", 'p.mul_(1 - group["lr"] * group["weight_decay"])', "p", MUON),
+    ("Muon takes the tables", "runtime/optim.py", '"weight_decay": config.weight_decay, "muon": False', '"weight_decay": config.weight_decay, "muon": config.optimizer == "muon"', MUON),
+    ("all logits of a large vocabulary are held", "model.py", "self.config.vocab_size < LARGE_VOCABULARY", "self.config.vocab_size < 2 * LARGE_VOCABULARY", MODEL),
+    ("a small vocabulary is sliced", "model.py", "self.config.vocab_size < LARGE_VOCABULARY", "self.config.vocab_size < 0", MODEL),
+    ("evaluation forgets all slices but one", "runtime/evaluate.py", "nats += losses", "nats = losses", EVALUATE),
     ("regrouped runs keep their old keys", "runtime/regrouping.py", "for name, tensor in found.items()", 'for name, tensor in found.items() if "w_k" not in name', UPTRAIN),
 ]  # fmt: skip
 

@@ -58,6 +58,17 @@ def test_the_batch_size_does_not_matter(model, tokens, batch_size):
     assert whole.loss == pytest.approx(evaluate(model, file, BYTES, T, 2).loss, abs=1e-6)
 
 
+def test_a_large_vocabularys_logits_are_taken_in_slices_and_add_up(model, tokens, monkeypatch):
+    file = tokens(4 * T + 1)
+    whole = evaluate(model, file, BYTES, T, 4)
+    seen = []
+    model.head.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
+    monkeypatch.setattr("runtime.evaluate.tokens_at_once", lambda vocab_size: 3)
+    score = evaluate(model, file, BYTES, T, 4)
+    assert max(seen) == 3 and sum(seen) == 4 * T
+    assert score.loss == pytest.approx(whole.loss, abs=1e-6) and score.correct == whole.correct
+
+
 def test_parts_add_up_to_the_whole(model, tokens):
     file = tokens(12 * T + 5)
     parts = evaluate(model, file, BYTES, T, 3, stop=4 * T) + evaluate(model, file, BYTES, T, 5, start=4 * T)
