@@ -216,7 +216,7 @@ def main(argv: list[str]) -> int:
                 loss += micro_loss.detach()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             unseen.append(torch.stack((loss, norm)))
             step += 1
 

@@ -57,7 +57,7 @@ def trainer(model: Any, optimizer: Any, loss_of: Any, ids: torch.Tensor, device:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
 
     return step
 

@@ -228,7 +228,7 @@ def training_step(model: GPT, train_batch: int) -> Callable[[], None]:
     def call() -> None:
         model(ids, ids).backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
 
     return call
 

@@ -23,29 +23,18 @@ def orthogonalise(G: Tensor, steps: int = 5) -> Tensor:
     return X.mT if G.size(-2) > G.size(-1) else X
 
 
-class Muon(torch.optim.AdamW):
-    """Muon for the groups marked `muon`, which hold matrices only, and AdamW for the others.
+def muon(params: list[Tensor], means: list[Tensor], lr: float, weight_decay: float, beta: float) -> None:
+    """One step on matrices that have gradients; `means` are the means of earlier gradients and are brought up to date.
 
-    An update is the orthogonalised mean of the gradients (Nesterov's; its momentum is beta1), scaled so that the root
-    mean square of its elements is UPDATE_RMS times the learning rate, whatever the shape: MQA's narrow w_k learns at
-    the rate of w_q.
+    An update is the orthogonalised mean (Nesterov's), scaled so that the root mean square of its elements is UPDATE_RMS
+    times lr, whatever the shape: MQA's narrow w_k learns at the rate of w_q.
     """
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody here has a closure
-        for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for p in group["params"] if group["muon"] else []:
-                by_shape.setdefault(p.shape, []).append(p)
-            for shape, matrices in by_shape.items():  # one batch for all of a shape: many small products are slow
-                updates = orthogonalise(torch.stack([self._mean(p, group["betas"][0]) for p in matrices]))
-                for p, update in zip(matrices, updates, strict=True):
-                    scale = UPDATE_RMS * math.sqrt(shape.numel()) / (update.norm() + 1e-7)
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update * (group["lr"] * scale))
-                    p.grad = None  # so that AdamW passes over it
-        super().step()
-
-    def _mean(self, p: Tensor, beta: float) -> Tensor:
+    by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+    for p, mean in zip(params, means, strict=True):
         assert p.grad is not None
-        mean = self.state[p].setdefault("momentum", torch.zeros_like(p))
-        return p.grad.lerp(mean.lerp_(p.grad, 1 - beta), beta)
+        by_shape.setdefault(p.shape, []).append((p, p.grad.lerp(mean.lerp_(p.grad, 1 - beta), beta)))
+    for shape, pairs in by_shape.items():  # one batch for all of a shape: many small products are slow
+        updates = orthogonalise(torch.stack([mean for _, mean in pairs]))
+        for (p, _), update in zip(pairs, updates, strict=True):
+            scale = UPDATE_RMS * math.sqrt(shape.numel()) / (update.norm() + 1e-7)
+            p.mul_(1 - lr * weight_decay).sub_(update * (lr * scale))

@@ -4,14 +4,54 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
 
 from model import GPT
 from runtime.errors import UserError
-from runtime.muon import Muon
+from runtime.muon import muon
 
 
-def make_optimizer(model: GPT, config: Any) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019), or Muon for the matrices of the blocks and AdamW for the rest.
+class Optimizer:
+    """AdamW (Loshchilov and Hutter 2019) and, for groups marked `muon`, Muon.
+
+    The kernels are those that torch.optim.AdamW calls. It is not used itself, since to make one imports PyTorch's
+    compiler, which takes a third of the time from the start of train.py to its first step.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]):
+        self.param_groups, self.betas = groups, betas
+        self.state: dict[Tensor, dict[str, Tensor]] = {p: {} for group in groups for p in group["params"]}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            lr, weight_decay = group["lr"], group["weight_decay"]
+            if group["muon"]:
+                means = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in params]
+                muon(params, means, lr, weight_decay, self.betas[0])
+                continue
+            for p in params:
+                if not self.state[p]:
+                    self.state[p] = {"step": torch.zeros((), device=p.device)}
+                    self.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+            states = [self.state[p] for p in params]
+            means, squares, steps = ([state[k] for state in states] for k in ("exp_avg", "exp_avg_sq", "step"))
+            adamw(
+                params, [p.grad for p in params], means, squares, [], steps, amsgrad=False, maximize=False,
+                beta1=self.betas[0], beta2=self.betas[1], lr=lr, weight_decay=weight_decay, eps=1e-8,
+                # One kernel for all parameters: on a CPU and at this size the plain loop costs a tenth of a step.
+                fused=bool(params) and params[0].device.type in ("cpu", "cuda"),
+            )  # fmt: skip
+
+    def zero_grad(self) -> None:
+        for p in self.state:
+            p.grad = None
+
+
+def make_optimizer(model: GPT, config: Any) -> Optimizer:
+    """AdamW, or Muon for the matrices of the blocks and AdamW for the rest.
 
     Matrices and tables decay, vectors (norms, biases) do not.
     """
@@ -24,10 +64,7 @@ def make_optimizer(model: GPT, config: Any) -> torch.optim.Optimizer:
         {"params": tables, "weight_decay": config.weight_decay, "muon": False},
         {"params": vectors, "weight_decay": 0.0, "muon": False},
     ]
-    kind = Muon if config.optimizer == "muon" else torch.optim.AdamW
-    # One fused kernel for all parameters: on a CPU and at this size the plain loop costs a tenth of a step.
-    fused = next(model.parameters()).device.type in ("cpu", "cuda")
-    return kind(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=fused)
+    return Optimizer([group | {"lr": config.learning_rate} for group in groups], (config.beta1, config.beta2))
 
 
 def learning_rate(step: int, config: Any) -> float:
@@ -45,7 +82,7 @@ def learning_rate(step: int, config: Any) -> float:
     return config.learning_rate * (1 - (1 - config.final_lr) * progress)
 
 
-def optimizer_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def optimizer_tensors(model: GPT, optimizer: Optimizer) -> dict[str, Tensor]:
     """The optimiser's state under the parameters' names: "blocks.0.attn.w_q.weight/exp_avg" and so on."""
     return {
         f"{name}/{key}": value
@@ -55,7 +92,7 @@ def optimizer_tensors(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def load_optimizer_tensors(
-    model: GPT, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
+    model: GPT, optimizer: Optimizer, tensors: dict[str, Tensor]
 ) -> None:
     """Put back what `optimizer_tensors` gave; UserError if it does not fit, which no kernel would notice."""
     orthogonal = {p for group in optimizer.param_groups if group["muon"] for p in group["params"]}

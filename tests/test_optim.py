@@ -77,6 +77,27 @@ def test_adamw_follows_its_paper(model):
     torch.testing.assert_close(model.embed.weight.detach(), expected, atol=1e-6, rtol=0)
 
 
+def test_it_is_torchs_adamw_to_the_last_bit(model):
+    """Over several steps, and with a parameter that has no gradient."""
+    twin = GPT(model.config)
+    config = TrainConfig(learning_rate=0.01, weight_decay=0.1)
+    ours = make_optimizer(model, config)
+    groups = [
+        {"params": [p for p in twin.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in twin.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    theirs = torch.optim.AdamW(groups, lr=0.01, betas=(config.beta1, config.beta2), fused=True)
+    for step in range(3):
+        ids = torch.randint(5, (2, 9), generator=torch.Generator().manual_seed(step))
+        for one, optimizer in ((model, ours), (twin, theirs)):
+            one(ids[:, :-1], ids[:, 1:]).backward()
+            one.head.weight.grad = None
+            optimizer.step()
+            optimizer.zero_grad()
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q), name
+
+
 def test_the_optimisers_state_survives_a_round_trip(model):
     def step(optimizer):
         model(torch.tensor([[0, 1, 2]]), torch.tensor([[1, 2, 3]])).backward()
