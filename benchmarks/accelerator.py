@@ -10,9 +10,11 @@ and 1 K/V heads; where memory does not suffice, that is said.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -72,8 +74,9 @@ def training(config: ModelConfig, batch: int, seconds: float, nanogpt: Path | No
         theirs: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]  # the file is there
         spec.loader.exec_module(theirs)  # type: ignore[union-attr]  # as above
         size = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
-        other = theirs.GPT(theirs.GPTConfig(**size, dropout=0.0, bias=False)).to(device)
-        optimizer = other.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
+        with contextlib.redirect_stdout(sys.stderr):  # it prints its size
+            other = theirs.GPT(theirs.GPTConfig(**size, dropout=0.0, bias=False)).to(device)
+            optimizer = other.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
         steps["nanogpt"] = trainer(other, optimizer, lambda m, x, y: m(x, y)[1], ids, device)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():  # compile and warm up

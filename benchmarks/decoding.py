@@ -9,6 +9,8 @@ and by nanoGPT's GPT of the same layers, heads and width, as its sample.py calls
 """
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import os
 import statistics
@@ -81,16 +83,14 @@ def gpt2_shape(rounds: int) -> dict[str, Any]:
 
 
 def small_model(folder: Path, rounds: int) -> dict[str, Any]:
-    sys.path.insert(0, str(folder))
-    import importlib.util
-
     spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
     nanogpt: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]  # the file is there
     spec.loader.exec_module(nanogpt)  # type: ignore[union-attr]  # as above
     config = ModelConfig(block_size=256, vocab_size=65)
     model = GPT(config).eval()
     size = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
-    theirs = nanogpt.GPT(nanogpt.GPTConfig(**size, dropout=0.0, bias=False)).eval()
+    with contextlib.redirect_stdout(sys.stderr):  # it prints its size
+        theirs = nanogpt.GPT(nanogpt.GPTConfig(**size, dropout=0.0, bias=False)).eval()
     start = torch.zeros(1, 1, dtype=torch.long)
 
     def nano() -> None:
