@@ -40,7 +40,7 @@ class RegroupConfig:
     run: Annotated[str, tyro.conf.Positional]  # folder of a run with many K/V heads
     new: Annotated[str, tyro.conf.Positional]  # new folder of a run with fewer
     n_kv_head: int  # of the new one; it divides the old one's
-    how: Literal["mean", "first", "random", "aligned"] = "mean"  # what becomes of the old ones
+    how: Literal["mean", "first", "random", "aligned"] = "aligned"  # what becomes of the old ones
     checkpoint: Literal["best", "last"] = "best"  # the one of lowest validation loss, or the newest
 
 

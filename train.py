@@ -91,8 +91,9 @@ def main(argv: list[str]) -> int:
         step, best_loss = meta["step"], meta["best_loss"] or math.inf
         if step > config.max_steps:
             raise UserError(f"max_steps {config.max_steps} is behind {former}, which has done {step} steps")
-        if model_config.block_size != meta["model"]["block_size"]:
-            best_loss = math.inf  # losses of windows of another length do not compare
+        before = meta["model"]["block_size"], meta["train"].get("eval_tokens")
+        if (model_config.block_size, config.eval_tokens) != before:
+            best_loss = math.inf  # losses of other windows or of other tokens do not compare
     if config.resume and not config.eval_only:
         tensors = read_tensors(source, "optimizer.safetensors", meta)
         load_optimizer_tensors(model, optimizer, crop_positions(tensors, model_config.block_size))

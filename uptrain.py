@@ -1,6 +1,7 @@
 """Train a model on after its K/V heads were made fewer: what does that give back, and how soon?"""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from runtime.checkpoint import find_checkpoint, load_model, read_meta
 from runtime.errors import EnvironmentFault, UserError
 from runtime.evaluate import evaluate
 from runtime.logbook import clock_time
-from runtime.regrouping import regrouped
+from runtime.regrouping import check_regroup, regrouped
 from runtime.runs import TrainConfig, check_data, open_or_prepare, write_whole
 from runtime.settings import build, to_toml
 
@@ -81,7 +82,15 @@ def train(folder: Path, file: Path, *flags: str) -> None:
     words = ["--resume", str(folder)] if begun else [str(file), "--out_dir", str(folder), "--overwrite", *flags]
     with open(folder.with_suffix(".txt"), "w", encoding="utf-8") as output:
         command = [sys.executable, str(TRAIN), *words]
-        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
+        # In a session of its own it hears of a Ctrl-C from us alone, and has the time to save.
+        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                              start_new_session=True) as process:  # fmt: skip
+            try:
+                status = process.wait()
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
     if status:
         raise EnvironmentFault(f"{folder} was not trained; {output.name} tells why")
 
@@ -95,10 +104,16 @@ def main(argv: list[str]) -> None:
     dataset = open_or_prepare(meta["dataset"]["name"])
     check_data(dataset, meta, config.run, exact=True)
     out = Path(config.out_dir or f"runs/uptrain-{parent.name}")
+    old = build((ModelConfig,), meta["model"])[0]
+    for n_kv_head in config.n_kv_head:
+        for how in config.how:
+            check_regroup(old, n_kv_head, how, config.run)
     out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a training under way is ended with us
     steps = sorted({max(1, round(share * meta["step"])) for share in config.shares})
     if len(steps) < len(config.shares):
-        print(f"some shares of {meta['step']} steps are equally many: the loss is told after {steps}", file=sys.stderr)
+        numbers = ", ".join(map(str, steps))
+        print(f"some of the shares are the same number of steps: the loss is told after {numbers}", file=sys.stderr)
     every = next(n for n in range(steps[0], 0, -1) if all(step % n == 0 for step in steps))
     names = {field.name for field in fields(TrainConfig)} - {"out_dir", "resume", "init_from", "overwrite"}
     own = {name: value for name, value in meta["train"].items() if name in names}
@@ -106,6 +121,11 @@ def main(argv: list[str]) -> None:
     whole = own | {"max_steps": meta["step"], "eval_interval": meta["step"]}
     more = own | {"max_steps": steps[-1], "decay_steps": steps[-1], "warmup_steps": 0, "final_lr": 1.0,
                   "learning_rate": config.learning_rate, "eval_interval": every}  # fmt: skip
+    weights = read_meta(find_checkpoint(parent, "best"))["sha256"]["model.safetensors"]
+    same = json.dumps({"weights": weights, "steps": steps, **more})
+    if (out / "of.json").exists() and (out / "of.json").read_text(encoding="utf-8") != same:
+        raise UserError(f"{out} holds a curve of other weights, shares or settings: give another --out_dir")
+    write_whole(out / "of.json", same)
     write_whole(out / "more.toml", to_toml(*build((TrainConfig,), more)))
     planned = {"parent": steps[-1]}
     for n in config.n_kv_head:

@@ -80,7 +80,7 @@ class Tokenizer:
 
     def _refuse(self, text: str) -> DataError:
         characters = ", ".join(repr(c) for c in self.unknown(text)[:10])
-        return DataError(f"the {self.kind} tokenizer does not know {characters}: use text without them")
+        return DataError(f"the {self.kind} tokenizer does not know {characters}: take text without it")
 
 
 class CharTokenizer(Tokenizer):

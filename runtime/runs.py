@@ -128,8 +128,8 @@ def continued(classes: tuple[type, type], meta: dict[str, Any], given: dict[str,
         run, own = given[how], meta["dataset"]
         if not own["fingerprint"] or not (brings_itself(own["name"]) or has_data(own["name"])):
             raise UserError(
-                f"the data set of {run} is not here: give --dataset NAME, one in its tokens, which python prepare.py "
-                f"NAME --files FILE --like {run} makes"
+                f"the data set of {run} is not known or not here: give --dataset NAME, of one in its tokens; a new one "
+                f"is made by python prepare.py NAME --files FILE --like {run}"
             )
         saved = {"dataset": own["name"]}
     return build(classes, meta["model"] | saved | given)

@@ -289,7 +289,7 @@ def test_init_from_takes_the_runs_data_set_unless_one_is_named_or_it_is_gone(go,
     meta = json.loads((old / "best" / "meta.json").read_text())
     meta["dataset"]["name"] = str(tmp_path / "gone")
     (old / "best" / "meta.json").write_text(json.dumps(meta))
-    with pytest.raises(UserError, match=f"the data set of {old} is not here: give --dataset NAME"):
+    with pytest.raises(UserError, match=f"the data set of {old} is not known or not here: give --dataset NAME"):
         train.main([*words, str(tmp_path / "other")])
     assert not (tmp_path / "other").exists()
 

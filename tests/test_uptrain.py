@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def parent(tmp_path_factory, dataset):
 
 
 def test_regroup_writes_a_run_with_fewer_heads_and_keeps_the_rest(parent, tmp_path, command):
-    status, out, _ = command(convert, "regroup", parent, tmp_path / "new", "--n_kv_head", 2)
+    status, out, _ = command(convert, "regroup", parent, tmp_path / "new", "--n_kv_head", 2, "--how", "mean")
     assert status == 0 and f"--init_from {tmp_path / 'new'}" in out
     old, tokenizer, _ = load_model(parent)
     new, same, meta = load_model(tmp_path / "new")
@@ -57,7 +58,7 @@ def test_the_curve_begins_at_the_regrouped_model_and_goes_on(parent, tmp_path, c
     status, out, err = command(uptrain, *words)
     assert status == 0, err
     shares, first, second, *_, last = err.splitlines()
-    assert shares == "some shares of 40 steps are equally many: the loss is told after [1, 4, 20]"
+    assert shares == "some of the shares are the same number of steps: the loss is told after 1, 4, 20"
     assert first == "parent: training for 20 steps (4 to go)"
     assert re.fullmatch(r"kv1-mean: training for 20 steps \(3 to go, \d+:\d\d left\)", second)
     assert re.fullmatch(r"kv1-scratch: training for 40 steps \(1 to go, \d+:\d\d left\)", last)
@@ -82,3 +83,48 @@ def test_the_curve_begins_at_the_regrouped_model_and_goes_on(parent, tmp_path, c
     assert ">from scratch<" in svg and ">1 K/V head<" in svg
     again = command(uptrain, *words)
     assert again[0] == 0 and "training" not in again[2] and again[1] == out
+
+
+def test_a_folder_of_other_weights_or_settings_is_refused_and_so_is_a_parent_without_heads_to_join(
+    parent, tmp_path, command, dataset
+):
+    words = [parent, "--n_kv_head", 2, "--how", "mean", "--no-scratch", "--out_dir", tmp_path / "up"]
+    given = {"--shares": ["0.05"], "--eval_tokens": ["600"], "--learning_rate": ["0.001"]}
+    changes = {"--shares": ["0.05", "0.1"], "--eval_tokens": ["300"], "--learning_rate": ["0.5"]}
+
+    def flags(settings):
+        return [word for name, values in settings.items() for word in (name, *values)]
+
+    assert command(uptrain, *words, *flags(given))[0] == 0
+    for name, values in changes.items():
+        status, _, err = command(uptrain, *words, *flags(given | {name: values}))
+        assert status == 2 and "of other weights, shares or settings" in err, err
+    status, _, err = command(uptrain, parent, "--n_kv_head", 3, "--out_dir", tmp_path / "none")
+    assert status == 2 and "3 does not divide" in err and not (tmp_path / "none").exists()
+
+
+def test_a_stop_reaches_the_training_which_has_the_time_to_save(tmp_path, monkeypatch):
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        "def save(*_):\n    time.sleep(0.5)\n    print('saved', flush=True)\n    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, save)\nprint('begun', flush=True)\ntime.sleep(60)\n"
+    )
+    monkeypatch.setattr(uptrain, "TRAIN", script)
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "run.txt"
+
+    def interrupt(*_):
+        if "begun" not in output.read_text():  # not yet: look again
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            return
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            uptrain.train(tmp_path / "out" / "run", tmp_path / "more.toml")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert output.read_text() == "begun\nsaved\n"
