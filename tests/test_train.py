@@ -481,3 +481,13 @@ def test_threads_are_set_and_saved_with_the_run(go):
             train.main(["--resume", str(run), "--max_steps", "2", "--threads", "2"])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("flags", "step"), [([], 10), (["--eval_tokens", "300"], 20)])
+def test_the_best_loss_so_far_holds_only_for_the_same_evaluation_tokens(go, flags, step):
+    run = go("a", "--max_steps", "10")
+    path = run / "last" / "meta.json"
+    meta = json.loads(path.read_text())
+    path.write_text(json.dumps(meta | {"best_loss": 0.5}))  # lower than any to come
+    train.main(["--resume", str(run), "--max_steps", "20", *flags])
+    assert json.loads((run / "best" / "meta.json").read_text())["step"] == step
