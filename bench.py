@@ -22,6 +22,7 @@ from lab.speed import measure
 from model import ModelConfig
 from runtime import errors
 from runtime.devices import pick_device
+from runtime.errors import UserError
 from runtime.runs import TrainConfig
 from runtime.settings import as_dict, build
 
@@ -74,8 +75,11 @@ def main(argv: list[str]) -> None:
         vocab_size = design.settings.get("vocab_size") or VOCAB_SIZE
         (models[name],) = build((ModelConfig,), design.settings | {"vocab_size": vocab_size})
     device = str(pick_device(config.device))
-    counts = {name: describe(model, getattr(torch, config.cache_dtype)) for name, model in models.items()}
-    way = steps(next(iter(models.values()))) if config.describe and len(models) == 1 else []
+    try:
+        counts = {name: describe(model, getattr(torch, config.cache_dtype)) for name, model in models.items()}
+        way = steps(next(iter(models.values()))) if config.describe and len(models) == 1 else []
+    except RuntimeError as error:  # of torch, for shapes whose elements it cannot count
+        raise UserError(f"these shapes are too large to be described ({error}): lower head_dim or n_head") from None
     result: dict[str, Any] = {
         "command": "python bench.py " + shlex.join(argv), "git_commit": git_commit(), "torch": torch.__version__,
         "machine": machine(), "speed": None,

@@ -15,6 +15,7 @@ import train
 from attention.kernel import scratch_attention
 from lab import describe
 from model import GPT, ModelConfig
+from runtime.errors import UserError
 from runtime.runs import TrainConfig
 from runtime.settings import parse
 
@@ -136,6 +137,11 @@ def test_a_terminal_gets_a_description_without_json_and_is_told_the_vocabulary(c
     bench.main(words)
     told = capsys.readouterr().out
     assert "w_o" in told and "{" not in told
+
+
+def test_shapes_beyond_what_can_be_counted_are_refused_in_a_sentence():
+    with pytest.raises(UserError, match="too large to be described .* lower head_dim or n_head"):
+        bench.main(["--describe", "--n_head", "65536", "--head_dim", "65536"])
 
 
 def test_a_cache_dtype_without_describe_is_refused():
