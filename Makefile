@@ -17,7 +17,7 @@ train: .venv/ready
 	$(BIN)/python sample.py
 
 compare: .venv/ready
-	$(BIN)/python compare.py --jobs 2
+	$(BIN)/python compare.py
 
 compare-long: .venv/ready
 	$(BIN)/python compare.py $(LONG) --jobs 2
