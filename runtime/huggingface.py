@@ -230,6 +230,9 @@ def read_folder(source: str, run: Path) -> Layout:
     tensors = read_weights(folder, layout)
     if layout is GPT2:  # no key tells
         values["bias"] = any(bool(t.any()) for name, t in tensors.items() if name.endswith(".bias"))
+    tables = [tensors[name] for name in (f"{layout.modules['embed']}.weight", "lm_head.weight") if name in tensors]
+    if len(tables) == 2 and not torch.equal(*tables):  # transformers does not tie them then, whatever the key says
+        values["tie_embeddings"] = False
     (config,) = build((ModelConfig,), values)
     weights = our_weights(layout, config, tensors, folder)
     eos = raw.get("eos_token_id")

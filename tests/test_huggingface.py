@@ -180,6 +180,22 @@ def test_the_names_of_gpt2s_own_checkpoint_are_read(theirs):
     assert_same_function(load_model(folder / "run")[0], model, 64)
 
 
+@pytest.mark.parametrize("theirs", ["gpt2", "llama-biases"], indirect=True)
+def test_a_head_that_differs_from_the_embedding_is_not_tied_to_it(theirs):
+    """As in transformers, whatever config.json says."""
+    _, folder = theirs
+    change_tensors(folder, **{"lm_head.weight": torch.randn(64, 24)})
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "hf").eval()
+    assert model.config.tie_word_embeddings
+    read_folder(str(folder / "hf"), folder / "run")
+    assert_same_function(load_model(folder / "run")[0], model, 64)
+
+
+def change_tensors(folder, **changes):
+    path = folder / "hf" / "model.safetensors"
+    safetensors.torch.save_file(safetensors.torch.load_file(path) | changes, path, metadata={"format": "pt"})
+
+
 def change_config(folder, **changes):
     path = folder / "hf" / "config.json"
     config = json.loads(path.read_text()) | {k: v for k, v in changes.items() if v is not ...}
