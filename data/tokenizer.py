@@ -213,6 +213,26 @@ def gpt2_tokenizer(encoder_json: bytes) -> BpeTokenizer:
     return BpeTokenizer([bytes(byte_of[c] for c in name) for name in names], end=True, kind="gpt2")
 
 
+# What a step that changes text would change: cases, accents, spaces, control characters, any ASCII.
+PROBE = "".join(map(chr, [32, *range(32, 127)])) + "\t\r\n  \u00c9e\u0301 \ufb01\uff21\u732b\U0001f600\x01\u00a0 \n "
+
+
+def load_hf(text: str) -> Any:
+    """The tokenizer of the `tokenizers` library that a tokenizer.json describes; ValueError if it is damaged."""
+    import tokenizers
+
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library has no class of its own for this, and its panics are no Exception
+        raise ValueError(f"not a tokenizer.json: {error}") from None
+    ids = tokenizer.get_vocab().values()
+    if ids and max(ids) >= 2 * len(ids) + 1000:  # the library writes, and we keep, a place for every id below it
+        raise ValueError(f"its {len(ids)} tokens have ids up to {max(ids)}")
+    return tokenizer
+
+
 class HfTokenizer(Tokenizer):
     """What a tokenizer.json of Hugging Face describes, run by its `tokenizers` library, which loads no code.
 
@@ -224,12 +244,7 @@ class HfTokenizer(Tokenizer):
     safe_cut = staticmethod(lambda text: 0)  # what it does at a cut is not known
 
     def __init__(self, text: str, end_id: int | None):
-        import tokenizers
-
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library has no class of its own for this
-            raise ValueError(f"not a tokenizer.json: {error}") from None
+        self._tokenizer = load_hf(text)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -238,7 +253,7 @@ class HfTokenizer(Tokenizer):
         added = {token["id"] for token in described["added_tokens"]}
         bytes_of = _byte_reader(described["decoder"])
         self.names = {number: token for token, number in self._tokenizer.get_vocab().items()}
-        table = [b""] * (1 + max(self.names))
+        table = [b""] * (1 + max(self.names, default=0))
         for number, token in self.names.items():
             if number not in special:
                 table[number] = token.encode("utf-8") if number in added else bytes_of(token)
@@ -248,8 +263,14 @@ class HfTokenizer(Tokenizer):
             raise ValueError(f"the end of a text is {end_id}, beyond its {len(table)} ids")
         super().__init__(table, end=False)
         self.end_id = end_id
-        probe = self._tokenizer.encode("a")
+        if described["model"].get("dropout"):
+            raise ValueError("its dropout gives a text other ids each time: set it to null")
+        if self.decode(self.encode(PROBE)) not in (PROBE, f" {PROBE}"):
+            raise ValueError("its tokens are not a text's bytes one after the other: a step in it changes the text")
+        probe = self._tokenizer.encode(PROBE)
         self.begin = tuple(probe.ids[: probe.special_tokens_mask.index(0)])
+        if max(self.begin, default=0) >= len(table):
+            raise ValueError(f"every text begins with {max(self.begin)}, beyond its {len(table)} ids")
 
     def encode(self, text: str) -> np.ndarray:
         if not text.isascii() and self.unknown(text):

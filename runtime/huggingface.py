@@ -30,6 +30,7 @@ from data.tokenizer import (
     Tokenizer,
     WordTokenizer,
     byte_characters,
+    load_hf,
 )
 from model import GPT, ModelConfig
 from runtime.checkpoint import load_model, write_synced
@@ -472,12 +473,7 @@ def same_as_ours(text: str, end_id: int | None) -> Tokenizer | None:
 
 def essence(text: str) -> dict[str, Any]:
     """What decides the ids in a tokenizer.json, written in one way."""
-    import tokenizers
-
-    try:
-        described = json.loads(tokenizers.Tokenizer.from_str(text).to_str())
-    except Exception as error:  # the library has no class of its own for this
-        raise ValueError(f"not a tokenizer.json: {error}") from None
+    described = json.loads(load_hf(text).to_str())
     model, after = described["model"], described["post_processor"]
     vocab = model.pop("vocab")
     return {

@@ -466,6 +466,26 @@ def test_a_tokenizer_that_cannot_encode_every_text_is_refused(tmp_path):
         huggingface.read_tokenizer(tmp_path / "tokenizer.json", None)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda t: t["model"]["vocab"].update(a=10**9), "ids up to 1000000000"),
+        (lambda t: t["model"].update(dropout=0.5), "its dropout"),
+        (lambda t: t["post_processor"]["special_tokens"]["<|begin|>"].update(ids=[99999]), "99999, beyond its 259 ids"),
+        (lambda t: t.update(normalizer={"type": "Lowercase"}), "a step in it changes the text"),
+        (lambda t: t.update(normalizer={"type": "NFC"}), "a step in it changes the text"),
+        (lambda t: t["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed", invert=False), "a step in it"),
+    ],
+)
+def test_a_tokenizer_whose_ids_are_not_a_texts_bytes_in_turn_is_refused(change, told, tmp_path):
+    described = json.loads(llama3_tokenizer().to_str())
+    change(described)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UserError) as error:
+        huggingface.read_tokenizer(tmp_path / "tokenizer.json", None)
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
 def test_more_ids_than_the_vocabulary_are_refused(tmp_path):
     make_gpt2(vocab_size=50).save_pretrained(tmp_path / "hf")
     (tmp_path / "hf" / "tokenizer.json").write_text(tokenizer_json(CharTokenizer(string.printable[:60])))
