@@ -223,7 +223,7 @@ def read_folder(source: str, run: Path) -> Layout:
     folder = Path(source) if Path(source).is_dir() else fetched(source)
     path = folder / "config.json"
     raw = read_json(path)
-    if raw.get("model_type") not in READ:
+    if raw.get("model_type") not in [*READ]:  # a list, so that any value can be asked for
         told = f"model_type = {show_json(raw.get('model_type'))} cannot be expressed here; only {', '.join(READ)} can"
         raise UserError(f"{path}: {told}")
     layout = READ[raw["model_type"]]
@@ -237,7 +237,10 @@ def read_folder(source: str, run: Path) -> Layout:
     (config,) = build((ModelConfig,), values)
     weights = our_weights(layout, config, tensors, folder)
     eos = raw.get("eos_token_id")
-    tokenizer = read_tokenizer(folder / "tokenizer.json", eos[0] if isinstance(eos, list) and eos else eos)
+    end_id = eos[0] if isinstance(eos, list) and eos else eos
+    if end_id is not None and type(end_id) is not int:  # true is an int too
+        raise UserError(f"{path}: eos_token_id = {show_json(eos)} is no id: give a number, a list of them, or null")
+    tokenizer = read_tokenizer(folder / "tokenizer.json", end_id)
     if tokenizer.vocab_size > config.vocab_size:
         told = f"vocab_size = {config.vocab_size} is less than the {tokenizer.vocab_size} ids of tokenizer.json"
         raise UserError(f"{path}: {told}")
@@ -302,11 +305,11 @@ def settings_of(layout: Layout, raw: dict[str, Any], path: Path) -> dict[str, An
             raise refuse(key, show_json(value))
     values = dict(layout.own)
     for key, setting in layout.keys.items():
-        if key not in found and setting not in values:
-            raise UserError(f"{path} has no {key}")
         value = found.get(key, values.get(setting))
+        if value is None and key not in layout.absent:
+            raise UserError(f"{path} has no {key}: name a folder that save_pretrained of transformers wrote")
         if setting == "activation":
-            if value not in layout.activations:
+            if value not in [*layout.activations]:
                 raise refuse(key, ", ".join(layout.activations))
             value = layout.activations[value]
         if values.setdefault(setting, value) != value:
@@ -434,13 +437,12 @@ def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read_tokenizer(path: Path, end_id: Any) -> Tokenizer:
+def read_tokenizer(path: Path, end_id: int | None) -> Tokenizer:
     """The tokenizer of a tokenizer.json: one of our kinds where that gives the same ids, else one that runs it."""
     if not path.is_file():
         raise UserError(f"{path} is not there: load the tokenizer with transformers and save it with save_pretrained")
-    text = path.read_text(encoding="utf-8")
     try:
-        end_id = end_id if isinstance(end_id, int) else None
+        text = path.read_text(encoding="utf-8")
         return same_as_ours(text, end_id) or HfTokenizer(text, end_id)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be used here ({error})") from None

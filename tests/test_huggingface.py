@@ -219,11 +219,17 @@ def change_config(folder, **changes):
         ("llama", {"num_hidden_layers": 3}, "has no tensor model.layers.2."),
         ("llama", {"num_hidden_layers": 1}, "has a tensor model.layers.1."),
         ("llama", {"vocab_size": "many"}, "vocab_size"),
+        ("llama", {"vocab_size": None}, "has no vocab_size"),
+        ("llama", {"hidden_act": {"name": "silu"}}, 'hidden_act = {"name": "silu"} cannot be expressed here'),
+        ("llama", {"eos_token_id": True}, "eos_token_id = true is no id"),
+        ("llama", {"eos_token_id": ["</s>"]}, 'eos_token_id = ["</s>"] is no id'),
         ("mistral", {"sliding_window": 16}, "sliding_window = 16 cannot be expressed here; only null can"),
         ("mistral", {"sliding_window": ...}, "sliding_window is not there, which means 4096"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = true"),
         ("gpt2", {"n_ctx": 12}, "n_positions and n_ctx differ"),
         ("gpt2", {"activation_function": "tanh"}, 'activation_function = "tanh"'),
+        ("gpt2", {"activation_function": ["gelu"]}, 'activation_function = ["gelu"]'),
+        ("gpt2", {"model_type": ["gpt2"]}, 'model_type = ["gpt2"] cannot be expressed here'),
         ("gpt2", {"model_type": "bloom"}, 'model_type = "bloom" cannot be expressed here; only gpt2, llama'),
         ("nemotron", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
          "partial_rotary_factor = 0.5"),
@@ -461,9 +467,11 @@ def test_a_tokenizer_that_cannot_encode_every_text_is_refused(tmp_path):
     source.decoder = decoders.WordPiece()
     with pytest.raises(UserError, match="cannot be used here .*neither ByteLevel nor ByteFallback"):
         huggingface.read_tokenizer(saved(source, tmp_path), None)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="not a tokenizer.json"):
-        huggingface.read_tokenizer(tmp_path / "tokenizer.json", None)
+    panics = json.loads(source.to_str()) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
+    for content, told in (("{}", "not a tokenizer.json"), ("\xff", "utf-8"), (json.dumps(panics), "Precompiled")):
+        (tmp_path / "tokenizer.json").write_text(content, encoding="latin-1")
+        with pytest.raises(UserError, match=f"tokenizer.json cannot be used here .*{told}"):
+            huggingface.read_tokenizer(tmp_path / "tokenizer.json", None)
 
 
 @pytest.mark.parametrize(
