@@ -22,21 +22,30 @@ from runtime.regrouping import regrouped
 from runtime.runs import python
 
 
+class Named:
+    """Settings whose names are not empty, since an empty path is the current folder."""
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if value == "":
+                raise ValueError(f"{name} is empty; give a name")
+
+
 @dataclass(frozen=True)
-class ToHfConfig:
+class ToHfConfig(Named):
     run: Annotated[str, tyro.conf.Positional]  # folder of a training run
     folder: Annotated[str, tyro.conf.Positional]  # new folder to write
     checkpoint: Literal["best", "last"] = "best"  # the one of lowest validation loss, or the newest
 
 
 @dataclass(frozen=True)
-class FromHfConfig:
+class FromHfConfig(Named):
     source: Annotated[str, tyro.conf.Positional]  # folder with config.json, safetensors, tokenizer.json; or a hub name
     run: Annotated[str, tyro.conf.Positional]  # new folder of a run
 
 
 @dataclass(frozen=True)
-class RegroupConfig:
+class RegroupConfig(Named):
     run: Annotated[str, tyro.conf.Positional]  # folder of a run with many K/V heads
     new: Annotated[str, tyro.conf.Positional]  # new folder of a run with fewer
     n_kv_head: int  # of the new one; it divides the old one's

@@ -244,7 +244,7 @@ def read_folder(source: str, run: Path) -> Layout:
     if tokenizer.vocab_size > config.vocab_size:
         told = f"vocab_size = {config.vocab_size} is less than the {tokenizer.vocab_size} ids of tokenizer.json"
         raise UserError(f"{path}: {told}")
-    write_run(run, config, weights, tokenizer, {"name": folder.name, "fingerprint": ""})
+    write_run(run, config, weights, tokenizer, {"name": Path(source).resolve().name, "fingerprint": ""})
     return layout
 
 

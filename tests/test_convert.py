@@ -12,6 +12,7 @@ import prepare
 import sample
 import train
 from model import ModelConfig
+from runtime.checkpoint import load_model
 
 pytestmark = pytest.mark.usefixtures("handlers_come_back")
 SMALL = ["--max_steps", "2", "--batch_size", "2", "--threads", "1", "--eval_tokens", "100", "--warmup_steps", "0"]
@@ -64,6 +65,10 @@ def test_a_run_goes_out_and_comes_back(tmp_path, command):
         (["to-hf", "{}/odd", "{}/new"], "w_o = false"),
         (["from-hf", "{}", "{}/new"], "config.json is not there"),
         (["from-hf", "{}/none/at/all", "{}/new"], "neither a folder nor the name"),
+        (["from-hf", "", "{}/new"], "source is empty; give a name"),
+        (["from-hf", "{}", ""], "run is empty; give a name"),
+        (["to-hf", "{}/run", ""], "folder is empty; give a name"),
+        (["regroup", "{}/run", "", "--n_kv_head", "1"], "new is empty; give a name"),
         (["from-hf", "{}", "{}/run"], "holds a run already"),
     ],
 )
@@ -74,6 +79,12 @@ def test_a_mistake_is_one_sentence_and_status_2_and_nothing_is_written(tmp_path,
     status, out, err = command(convert, *(word.format(tmp_path) for word in words))
     assert (status, out) == (2, "") and told in err and err.count("\n") == 1
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_of_the_current_folder_bears_its_name(imported, tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path / "hf")
+    assert command(convert, "from-hf", ".", "../again")[0] == 0
+    assert load_model(tmp_path / "again")[2]["dataset"]["name"] == "hf"
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path, command, monkeypatch):
