@@ -231,7 +231,8 @@ def read_folder(source: str, run: Path) -> Layout:
     tensors = read_weights(folder, layout)
     if layout is GPT2:  # no key tells
         values["bias"] = any(bool(t.any()) for name, t in tensors.items() if name.endswith(".bias"))
-    tables = [tensors[name] for name in (f"{layout.modules['embed']}.weight", "lm_head.weight") if name in tensors]
+    names = (f"{layout.modules['embed']}.weight", "lm_head.weight")
+    tables = [tensors[name].float() for name in names if name in tensors]
     if len(tables) == 2 and not torch.equal(*tables):  # transformers does not tie them then, whatever the key says
         values["tie_embeddings"] = False
     (config,) = build((ModelConfig,), values)
@@ -295,7 +296,12 @@ def settings_of(layout: Layout, raw: dict[str, Any], path: Path) -> dict[str, An
         rope = raw.get(key) or {}
         if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default":
             raise refuse(key, "the default kind")
-        raw = raw | {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise refuse(key, "one kind for all layers")
+        said = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+        if any(raw.get(name, value) != value for name, value in said.items()):
+            raise refuse(key, "what config.json says elsewhere")
+        raw = raw | said
     for key in ("quantization_config", "auto_map"):
         if raw.get(key):
             raise refuse(key, "plain weights of transformers' own models")
@@ -324,7 +330,8 @@ def read_weights(folder: Path, layout: Layout) -> dict[str, Tensor]:
     files = ["model.safetensors"]
     if index.is_file():
         places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not all(isinstance(f, str) and Path(f).name == f for f in places.values()):
+        named = isinstance(places, dict) and all(isinstance(file, str) for file in places.values())
+        if not named or not all(re.fullmatch(r"[\w.-]+\.safetensors", file) for file in places.values()):
             raise UserError(f"{index} does not say which file of its folder holds which tensor (weight_map)")
         files = sorted(set(places.values()))
     elif not (folder / files[0]).is_file():
@@ -341,8 +348,15 @@ def read_weights(folder: Path, layout: Layout) -> dict[str, Tensor]:
         except (SafetensorError, FileNotFoundError) as error:
             raise UserError(f"{folder / file} is damaged or missing ({error})") from None
         for name, tensor in stored.items():
-            if not BUFFERS.search(name):  # GPT-2's own checkpoint leaves the prefix out
-                tensors[name if name.startswith((prefix, "lm_head.")) else prefix + name] = tensor
+            if BUFFERS.search(name):
+                continue
+            theirs = name if name.startswith((prefix, "lm_head.")) else prefix + name  # GPT-2's own leaves it out
+            if theirs in tensors:
+                raise UserError(f"{folder} has the tensor {theirs} twice, with and without {prefix}: leave one out")
+            if not tensor.is_floating_point() or not tensor.float().isfinite().all():
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise UserError(f"{folder}: {theirs} ({kind}) does not hold finite numbers of a floating-point dtype")
+            tensors[theirs] = tensor
     return tensors
 
 

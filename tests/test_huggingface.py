@@ -57,7 +57,7 @@ def save_run(folder, config, tokenizer=LETTERS):
     model, draw = GPT(config), torch.Generator().manual_seed(3)
     for name, parameter in model.named_parameters():
         noise = torch.empty(parameter.shape).normal_(0, 0.3, generator=draw)
-        parameter.data = noise + 1.0 if "norm" in name and name.endswith("weight") else noise
+        parameter.data = 0.9 * (noise + 1.0) if "norm" in name and name.endswith("weight") else noise
     meta = {"step": 7, "best_loss": None, "model": as_dict(config), "train": {}, "tokenizer": tokenizer.to_meta()}
     meta["dataset"] = {"name": "letters", "fingerprint": ""}
     save_checkpoint(folder / "last", meta, dict(model.named_parameters()), None)
@@ -161,10 +161,11 @@ def test_shards_and_half_precision_are_read(theirs):
     ours = load_model(folder / "run")[0]
     assert torch.equal(ours.embed.weight, model.model.embed_tokens.weight.float())
     index = json.loads((folder / "shards" / "model.safetensors.index.json").read_text())
-    index["weight_map"]["lm_head.weight"] = "../hf/model.safetensors"
-    (folder / "shards" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match="does not say which file of its folder"):
-        read_folder(str(folder / "shards"), folder / "other")
+    for place in ("../hf/model.safetensors", "..", "", None):
+        index["weight_map"]["lm_head.weight"] = place
+        (folder / "shards" / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(UserError, match="does not say which file of its folder"):
+            read_folder(str(folder / "shards"), folder / "other")
 
 
 @pytest.mark.parametrize("theirs", ["gpt2"], indirect=True)
@@ -210,6 +211,8 @@ def change_config(folder, **changes):
         ("llama", {"hidden_act": "gelu"}, 'hidden_act = "gelu" cannot be expressed here; only silu'),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_parameters = "),
         ("llama", {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling = "),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "rope_parameters = "),
+        ("llama", {"rope_scaling": {"type": "default", "rope_theta": 7.0}}, "rope_scaling = "),
         ("llama", {"attention_bias": True}, "attention_bias and mlp_bias differ"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config = "),
         ("llama", {"auto_map": {"AutoModel": "m.py"}}, "auto_map = "),
@@ -243,6 +246,26 @@ def test_what_cannot_be_expressed_is_refused_by_its_key_and_nothing_is_written(t
     with pytest.raises(UserError) as error:
         read_folder(str(folder / "hf"), folder / "run")
     assert told in str(error.value) and "\n" not in str(error.value)
+    assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize("theirs", ["gpt2"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "tensor", "told"),
+    [
+        ("wte.weight", torch.zeros(64, 24), "the tensor transformer.wte.weight twice"),
+        ("transformer.ln_f.bias", torch.zeros(24, dtype=torch.int8), r"transformer.ln_f.bias \(int8\)"),
+        ("transformer.ln_f.bias", torch.zeros(24, dtype=torch.bool), r"transformer.ln_f.bias \(bool\)"),
+        ("transformer.ln_f.bias", torch.zeros(24, dtype=torch.complex64), r"transformer.ln_f.bias \(complex64\)"),
+        ("transformer.ln_f.bias", torch.full((24,), torch.nan), r"\(float32\) does not hold finite numbers"),
+        ("transformer.ln_f.bias", torch.full((24,), 1e300, dtype=torch.float64), r"transformer.ln_f.bias \(float64\)"),
+    ],
+)
+def test_tensors_given_twice_or_without_finite_numbers_are_refused(theirs, name, tensor, told):
+    _, folder = theirs
+    change_tensors(folder, **{name: tensor})
+    with pytest.raises(UserError, match=told):
+        read_folder(str(folder / "hf"), folder / "run")
     assert not (folder / "run").exists()
 
 
