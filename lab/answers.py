@@ -56,9 +56,9 @@ def finding(design: Design) -> str:
 
 
 def growing(design: Design) -> str | None:
-    """Whether the difference to the baseline grew or closed over the second half of training."""
+    """Whether the difference to the baseline grew or closed over the second half; None for too few seeds to say."""
     curve = (design["against_baseline"] or {"curve": []})["curve"]
-    if len(curve) < 2:
+    if len(curve) < 2 or curve[-1]["low"] is None:
         return None
     end = curve[-1]
     half = min(curve[:-1], key=lambda point: abs(point["tokens"] - end["tokens"] / 2))
@@ -66,7 +66,7 @@ def growing(design: Design) -> str | None:
     trend = "growing" if abs(after) > abs(before) else "closing"
     trend = "changed sign" if before * after < 0 else "unchanged" if before == after else trend
     text = f"{trend}, {before:+.4f} after {half['tokens']:,} tokens and {after:+.4f} after {end['tokens']:,}"
-    within = end["low"] is not None and end["low"] <= 0 <= end["high"]
+    within = end["low"] <= 0 <= end["high"]
     return text + ("; at the end the band holds 0, so this may be chance." if within else ".")
 
 

@@ -213,7 +213,8 @@ def document(results: Results) -> list[Block]:
         text = "This is a first look, trained too briefly to rely on. Leave out --quick for an answer."
         blocks.append(("warning", text))
     if rivals:
-        lead = f"What do {join(d['name'] for d in rivals)} lose or gain against {base}, the reference, in validation "
+        names = join(d["name"] for d in rivals)
+        lead = f"What do{'es' * (len(rivals) == 1)} {names} lose or gain against {base}, the reference, in validation "
         blocks.append(("lead", lead + "loss, memory and time, and is the difference in loss real?"))
         blocks.append(("items", [(f"{d['name']}: {verdict(d, base)}.", finding(d)) for d in rivals]))
     if r["failures"]:
@@ -224,7 +225,7 @@ def document(results: Results) -> list[Block]:
         blocks += [block for claim, items in answered for block in (("subheading", claim), ("items", items))]
     trends = [(d["name"], text) for d in rivals if (text := growing(d))]
     blocks += [("heading", "Loss"), ("picture", "loss"), ("picture", "difference"), ("picture", "difference-curve"),
-               ("text", TREND), ("items", trends),
+               *([("text", TREND), ("items", trends)] if trends else []),
                ("heading", "Loss against cache"), ("picture", "pareto")]  # fmt: skip
     named: dict[str, Design] = {d["name"]: d for d in designs}
     for group in r["equal_cache"]:

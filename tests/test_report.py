@@ -264,6 +264,8 @@ def test_growing_or_closing_compares_the_end_with_half_length(tmp_path):
         said = report.growing(design)
         assert said.startswith(word) and f"{half:+.4f} after 50 tokens and {end:+.4f} after 100" in said
         assert "this may be chance" in said
+    design["against_baseline"]["curve"] = [point | {"low": None, "high": None} for point in curve]
+    assert report.growing(design) is None  # a seed or two tell no trend
 
 
 def test_rates_say_seed_choice_and_whether_the_order_differs(tmp_path):
