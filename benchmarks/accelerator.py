@@ -11,7 +11,6 @@ and 1 K/V heads; where memory does not suffice, that is said.
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import statistics
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import peers
 from model import GPT, ModelConfig
 from runtime.optim import make_optimizer
 
@@ -70,9 +70,7 @@ def training(config: ModelConfig, batch: int, seconds: float, nanogpt: Path | No
     model = GPT(config).to(device)
     steps = {"manyheads": trainer(model, make_optimizer(model, ADAMW), lambda m, x, y: m(x, y), ids, device)}
     if nanogpt:
-        spec = importlib.util.spec_from_file_location("nanogpt_model", nanogpt / "model.py")
-        theirs: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]  # the file is there
-        spec.loader.exec_module(theirs)  # type: ignore[union-attr]  # as above
+        theirs = peers.nanogpt(nanogpt)
         size = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
         with contextlib.redirect_stdout(sys.stderr):  # it prints its size
             other = theirs.GPT(theirs.GPTConfig(**size, dropout=0.0, bias=False)).to(device)

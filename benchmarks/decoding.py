@@ -10,37 +10,24 @@ and by nanoGPT's GPT of the same layers, heads and width, as its sample.py calls
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lab.speed import machine_limits, weight_bytes
+from benchmarks.peers import nanogpt
+from lab.speed import interleave, machine_limits, weight_bytes
 from model import GPT, ModelConfig
 from runtime.generate import generate, sample_generator
 from runtime.settings import build, read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT, NEW, SAMPLE = 512, 32, 500
-
-
-def in_turn(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every call in every round, A B A B, after one round that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 1):
-        for name, call in calls.items():
-            begun = time.perf_counter()
-            call()
-            if number:
-                times[name].append(time.perf_counter() - begun)
-    return times
 
 
 def ours(model: GPT, prompt: list[int], count: int, temperature: float = 0.0, top_k: int | None = None) -> None:
@@ -66,7 +53,7 @@ def gpt2_shape(rounds: int) -> dict[str, Any]:
         "manyheads": lambda: ours(model, prompt[0].tolist(), 1 + NEW),
         "hugging face": lambda: hugging_face(1 + NEW),
     }
-    times = in_turn(calls, rounds)
+    times = interleave(calls, rounds)
     rate = {}
     for name in ("manyheads", "hugging face"):
         rate[name] = [NEW / (long - short) for long, short in zip(times[name], times[f"{name}, 1"], strict=True)]
@@ -83,21 +70,19 @@ def gpt2_shape(rounds: int) -> dict[str, Any]:
 
 
 def small_model(folder: Path, rounds: int) -> dict[str, Any]:
-    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
-    nanogpt: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]  # the file is there
-    spec.loader.exec_module(nanogpt)  # type: ignore[union-attr]  # as above
+    theirs_model = nanogpt(folder)
     config = ModelConfig(block_size=256, vocab_size=65)
     model = GPT(config).eval()
     size = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
     with contextlib.redirect_stdout(sys.stderr):  # it prints its size
-        theirs = nanogpt.GPT(nanogpt.GPTConfig(**size, dropout=0.0, bias=False)).eval()
+        theirs = theirs_model.GPT(theirs_model.GPTConfig(**size, dropout=0.0, bias=False)).eval()
     start = torch.zeros(1, 1, dtype=torch.long)
 
     def nano() -> None:
         with torch.no_grad():
             theirs.generate(start, SAMPLE, temperature=0.8, top_k=200)
 
-    times = in_turn({"manyheads": lambda: ours(model, [0], SAMPLE, 0.8, 200), "nanogpt": nano}, rounds)
+    times = interleave({"manyheads": lambda: ours(model, [0], SAMPLE, 0.8, 200), "nanogpt": nano}, rounds)
     return {
         "what": f"{SAMPLE} tokens, 3 layers, 8 heads, width 128, block_size 256",
         "parameters": {"manyheads": model.num_parameters(), "nanogpt": sum(p.numel() for p in theirs.parameters())},

@@ -8,17 +8,16 @@ in a process of its own for its peak memory, less what the process held before.
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.speed import peak_mb
 from model import tokens_at_once
 
 TOKENS, WIDTH, VOCABULARY = 1024, 768, 50257
@@ -54,21 +53,16 @@ def once(way: str) -> tuple[float, list[Tensor]]:
     return seconds, [loss.detach(), hidden.grad, weight.grad]
 
 
-def peak_mb(way: str) -> float:
+def peak_of(way: str) -> float:
     code = f"import benchmarks.large_vocabulary as b; b.print_peak({way!r})"
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
 def print_peak(way: str) -> None:
     hidden, weight, targets = inputs()
-    before = high_water_kb()
+    before = peak_mb()
     WAYS[way](hidden, weight, targets).backward()
-    print((high_water_kb() - before) * 1024 / 1e6)
-
-
-def high_water_kb() -> int:
-    """Linux's own count; ru_maxrss would begin with the parent's."""
-    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
+    print(peak_mb() - before)
 
 
 def main() -> None:
@@ -88,7 +82,7 @@ def main() -> None:
         "seconds": times,
         "ratio": statistics.median(b / a for a, b in zip(times["plain"], times["sliced"], strict=True)),
         "relative_difference": {name: ((a - b).norm() / a.norm()).item() for name, a, b in parts},
-        "peak_mb": {way: peak_mb(way) for way in WAYS},
+        "peak_mb": {way: peak_of(way) for way in WAYS},
     }, indent=1))  # fmt: skip
 
 
