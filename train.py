@@ -3,14 +3,14 @@
     python train.py                                   the default model on Shakespeare
     python train.py config/gqa-2.toml --seed 2        another design: a file of settings, then flags
     python train.py --resume runs/gqa-2-1             go on where a run stopped
+    torchrun --standalone --nproc_per_node 2 train.py     the same on two processes, with the same batches
 """
 
 import hashlib
 import math
-import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import torch
@@ -26,11 +26,12 @@ from runtime.checkpoint import (
     read_tensors,
     save_checkpoint,
 )
-from runtime.devices import autocast, describe_device, pick_device, pick_dtype
+from runtime.devices import autocast, describe_device, pick_dtype
 from runtime.errors import EnvironmentFault, UserError, run
 from runtime.evaluate import Score, evaluate
 from runtime.logbook import Logbook
 from runtime.optim import learning_rate, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from runtime.ranks import Ranks
 from runtime.runs import (
     StopSignal,
     TrainConfig,
@@ -53,29 +54,31 @@ def main(argv: list[str]) -> int:
     (model_config, config), given = parse(argv, ModelConfig, TrainConfig, prog="train.py", description=__doc__)
     if {"resume", "init_from"} <= given.keys():
         raise UserError("resume goes on with a run and init_from begins a new one: give one of them")
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-        raise UserError("training on several processes is not supported yet; start train.py without torchrun")
     former = config.resume or config.init_from  # the run whose weights this one begins with
     if former:
         source = find_checkpoint(former, "last" if config.resume else "best")
         meta = read_meta(source)
         model_config, config = continued((ModelConfig, TrainConfig), meta, given)
-    device = pick_device(config.device)
+    ranks = Ranks(config.device)
+    device = ranks.device
     dtype = pick_dtype(config.dtype, device)
     if config.threads:
         torch.set_num_threads(config.threads)
 
-    # Data.
-    dataset = open_or_prepare(config.dataset)
+    # Data. The whole batch of a step is a function of the settings; each rank reads its rows of it.
+    with ranks.one_first():
+        dataset = open_or_prepare(config.dataset)
     dataset.verify()
     if former:
         check_data(dataset, meta, former, exact=bool(config.resume) and not config.eval_only)
     model_config = with_data(model_config, dataset, as_dict(model_config) if former else given)
-    config = with_batch(config, model_config.block_size)
-    windows = Windows(dataset.train, model_config.block_size, config.batch_size, config.seed)
-    Windows(dataset.val, model_config.block_size, 1, 0)  # refuses a validation split that is too short
-    tokens_per_step = config.batch_size * model_config.block_size
-    accumulation = config.batch_size // config.micro_batch_size
+    block_size = model_config.block_size
+    config = with_batch(config, block_size)
+    windows = Windows(dataset.train, block_size, config.batch_size, config.seed)
+    Windows(dataset.val, block_size, 1, 0)  # refuses a validation split that is too short
+    tokens_per_step = config.batch_size * block_size
+    micro_batch_size, micro_batches = ranks.share(config.batch_size, config.micro_batch_size)
+    own_rows = slice(micro_batches.start * micro_batch_size, micro_batches.stop * micro_batch_size)
 
     # Model and optimiser.
     torch.set_float32_matmul_precision("high")  # lets GPUs use TF32; changes nothing on a CPU
@@ -86,28 +89,34 @@ def main(argv: list[str]) -> int:
     step, best_loss = 0, math.inf
     if former:
         tensors = read_tensors(source, "model.safetensors", meta)
-        load_weights(model, crop_positions(tensors, model_config.block_size), source)
+        load_weights(model, crop_positions(tensors, block_size), source)
     if config.resume:
         step, best_loss = meta["step"], meta["best_loss"] or math.inf
         if step > config.max_steps:
             raise UserError(f"max_steps {config.max_steps} is behind {former}, which has done {step} steps")
         before = meta["model"]["block_size"], meta["train"].get("eval_tokens")
-        if (model_config.block_size, config.eval_tokens) != before:
+        if (block_size, config.eval_tokens) != before:
             best_loss = math.inf  # losses of other windows or of other tokens do not compare
     if config.resume and not config.eval_only:
         tensors = read_tensors(source, "optimizer.safetensors", meta)
-        load_optimizer_tensors(model, optimizer, crop_positions(tensors, model_config.block_size))
+        load_optimizer_tensors(model, optimizer, crop_positions(tensors, block_size))
 
     def score(start: int = 0, stop: int | None = None, progress: Callable[[float], None] | None = None) -> Score:
-        return evaluate(
-            model, dataset.val, dataset.tokenizer.token_bytes, model_config.block_size, config.micro_batch_size,
+        stop = stop or len(dataset.val) - 1
+        share = math.ceil((stop - start) / block_size / ranks.count) * block_size  # whole windows for each rank
+        start, stop = start + ranks.rank * share, min(stop, start + (ranks.rank + 1) * share)
+        own = evaluate(
+            model, dataset.val, dataset.tokenizer.token_bytes, block_size, micro_batch_size,
             start, stop, autocast(device, dtype), progress,
         )  # fmt: skip
+        nats, *counts = ranks.gather(*astuple(own)).sum(0).tolist()
+        return Score(nats, *map(int, counts))
 
     if config.eval_only:
         print(f"evaluating {dataset.val_targets:,} tokens", file=sys.stderr, flush=True)
         result = score()
-        print(f"{former} at step {step}: val loss {result} in windows of {model_config.block_size}")
+        if ranks.first:
+            print(f"{former} at step {step}: val loss {result} in windows of {block_size}")
         return 0
 
     # The run's folder and its log.
@@ -116,24 +125,27 @@ def main(argv: list[str]) -> int:
     n_head, n_kv_head = model_config.n_head, model_config.n_kv_head
     heads = f"h{n_head}kv{n_kv_head}" if n_kv_head else f"{model_config.design}-h{n_head}"
     name = "-".join(files) or ("mha" if heads == "h8kv8" else heads)
-    out_dir = Path(config.resume) if config.resume else new_folder(config.out_dir, name, config.overwrite)
-    lock = hold(out_dir)
+    out_dir = Path(config.resume or config.out_dir or "runs")
+    if ranks.first:  # the others neither write nor show anything
+        out_dir = out_dir if config.resume else new_folder(config.out_dir, name, config.overwrite)
+        lock = hold(out_dir)
     log = Logbook(
         out_dir, start_step=step, max_steps=config.max_steps, tokens_per_step=tokens_per_step, wandb=config.wandb,
-        wandb_project=config.wandb_project, settings=as_dict(model_config, config),
+        wandb_project=config.wandb_project, settings=as_dict(model_config, config), silent=not ranks.first,
     )  # fmt: skip
     kept = replace(config, resume=None, overwrite=False)  # what would begin this run once more
-    write_whole(out_dir / "settings.toml", to_toml(model_config, kept))
+    if ranks.first:
+        write_whole(out_dir / "settings.toml", to_toml(model_config, kept))
     log.note(describe(model_config, config, given=given))
-    window, block_size = model_config.window, model_config.block_size
-    if window and window >= block_size:
-        log.note(f"window {window} hides nothing: block_size {block_size} is no longer than it")
+    if model_config.window and model_config.window >= block_size:
+        log.note(f"window {model_config.window} hides nothing: block_size {block_size} is no longer than it")
     log.note(
         f"{model.num_parameters():,} parameters ({model.num_parameters(embeddings=False):,} without embeddings), "
         f"{model.flops_per_token():,} training FLOPs and {model.cache_bytes_per_token():,} cache bytes a token\n"
         f"{dataset.name}: {len(dataset.train):,} training tokens, {tokens_per_step:,} a step, "
         f"{config.max_steps * tokens_per_step / len(dataset.train):.1f} passes\n"
-        f"{describe_device(device, dtype, compiled)}; " + (f"going on from step {step} in" if step else "a new run in")
+        f"{f'{ranks.count} processes, each on ' if ranks.count > 1 else ''}{describe_device(device, dtype, compiled)}; "
+        + (f"going on from step {step} in" if step else "a new run in")
         + f" {out_dir}"
     )  # fmt: skip
 
@@ -143,6 +155,10 @@ def main(argv: list[str]) -> int:
         nonlocal saved
         if unseen:
             look()
+        if name == "last":
+            saved = step
+        if not ranks.first:
+            return
         with log.pause():
             state = {
                 "step": step,
@@ -155,8 +171,6 @@ def main(argv: list[str]) -> int:
             }
             moments = optimizer_tensors(model, optimizer) if name == "last" else None
             save_checkpoint(out_dir / name, state, dict(model.named_parameters()), moments)
-        if name == "last":
-            saved = step
 
     def record(result: Score) -> None:
         values = {"val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte, "val_tokens": result.tokens}
@@ -179,14 +193,19 @@ def main(argv: list[str]) -> int:
         unseen.clear()
         return values[-1][0]
 
+    def stopping() -> int:
+        """The signal to stop, if any rank has got one; all ranks ask at the same moments."""
+        return int(ranks.gather(stop.number).max())
+
     try:
         while True:
             # Evaluate what was saved before. A resumed run comes by here again, with the same result.
-            if step > 0 and not stop.number and (step == config.max_steps or step % config.eval_interval == 0):
+            due = step > 0 and (step == config.max_steps or step % config.eval_interval == 0)
+            if due and not stopping():
                 with log.pause():
                     whole = len(dataset.val) - 1  # targets in the split, those that do not count included
-                    windows_in_part = max(1, min(config.eval_tokens, whole) // model_config.block_size)
-                    part = windows_in_part * model_config.block_size
+                    windows_in_part = max(1, min(config.eval_tokens, whole) // block_size)
+                    part = windows_in_part * block_size
                     result = score(0, part, log.evaluating)
                     if step % config.eval_interval == 0:
                         record(result)
@@ -196,25 +215,27 @@ def main(argv: list[str]) -> int:
                     if step == config.max_steps:
                         log.note(f"evaluating the whole validation split, {dataset.val_targets:,} tokens")
                         record(result + score(part, None, log.evaluating) if part < whole else result)
-            if step == config.max_steps or stop.number:
+            signal = stopping()
+            if step == config.max_steps or signal:
                 if saved < step:
                     save("last")
                 break
 
-            # One step: the batch in slices, the mean of their losses, one update.
+            # One step: this rank's rows in slices, the mean of all ranks' losses, one update.
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, config)
             loss = torch.zeros((), device=device)
-            inputs, targets = windows.batch(step)  # (batch_size, block_size)
-            counted = (targets != IGNORED).sum().clamp(min=1).item()
-            for micro in range(accumulation):
+            inputs, targets = windows.batch(step, own_rows)  # (batch_size / number of ranks, block_size)
+            counted = max(1, int(ranks.gather((targets != IGNORED).sum().item()).sum()))
+            slices = zip(micro_batches, inputs.split(micro_batch_size), targets.split(micro_batch_size), strict=True)
+            for micro, x, y in slices:  # x, y: (micro_batch_size, block_size)
                 torch.manual_seed(stable_seed(config.seed, step, micro))  # dropout: a function of these alone
-                rows = slice(micro * config.micro_batch_size, (micro + 1) * config.micro_batch_size)
-                x, y = inputs[rows].to(device), targets[rows].to(device)  # (micro_batch_size, block_size)
+                x, y = x.to(device), y.to(device)
                 with autocast(device, dtype):
                     micro_loss = forward(x, y, reduction="sum") / counted
                 micro_loss.backward()
                 loss += micro_loss.detach()
+            ranks.add_up([loss, *(p.grad for p in model.parameters() if p.grad is not None)])
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
             optimizer.step()
             optimizer.zero_grad()
@@ -224,16 +245,18 @@ def main(argv: list[str]) -> int:
             log.tick(step)
             if step == 1 or step % config.log_interval == 0:
                 log.log(step, step * tokens_per_step, train_loss=look(), lr=learning_rate(step - 1, config))
-            if step % config.save_interval == 0 or step == config.max_steps or stop.number:
+            if step % config.save_interval == 0 or step == config.max_steps:
                 save("last")  # before the evaluation, so that a stop there loses nothing
     finally:
         log.close()
-        lock.close()
-    if stop.number:
-        print(f"stopped after step {step}; go on with: {python()} train.py --resume {out_dir}")
-        return 128 + stop.number
+        if ranks.first:
+            lock.close()
+    ranks.close()
+    if signal:
+        log.note(f"stopped after step {step}; go on with: {python()} train.py --resume {out_dir}")
+        return 128 + signal
     purpose, command = ("see its heads", "heads.py") if dataset.probe else ("write text", "sample.py")
-    print(f"done; {purpose} with: {python()} {command} {out_dir}")
+    log.note(f"done; {purpose} with: {python()} {command} {out_dir}")
     return 0
 
 

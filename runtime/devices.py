@@ -7,13 +7,18 @@ import torch
 from runtime.errors import UserError
 
 
-def pick_device(name: str = "auto") -> torch.device:
-    """The device asked for, or the best there is; UserError if it is not there."""
+def pick_device(name: str = "auto", number: int | None = None) -> torch.device:
+    """The device asked for, or the best there is; UserError if it is not there.
+
+    Of several GPUs it is the one with this number, if the name does not say.
+    """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(kind for kind, present in there.items() if present)
     try:
         device = torch.device(name)
+        if device.type == "cuda" and device.index is None and number is not None:
+            device = torch.device(name := f"cuda:{number}")
     except RuntimeError:
         raise UserError(f'device "{name}" is not known; use auto, cpu, cuda, cuda:1 or mps') from None
     if not there.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):

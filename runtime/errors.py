@@ -47,6 +47,8 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
             raise
         if isinstance(error, OSError):
             _drop_output()
+        elif os.environ.get("LOCAL_RANK", "0") != "0":  # one of several processes that all find the same
+            message = None
     if message is not None:
         print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(status)

@@ -27,7 +27,7 @@ class Logbook:
     Rows of metrics.jsonl after `start_step` belong to steps that were never saved: they are dropped, as are
     evaluations at `start_step`, which come after its save and are made again, and
     `elapsed`, the seconds of training without what happens under `pause`, goes on from the last row kept.
-    With `quiet` everything is written and nothing shown.
+    With `quiet` everything is written and nothing shown, with `silent` neither.
     """
 
     def __init__(
@@ -41,24 +41,25 @@ class Logbook:
         wandb: Literal["off", "offline", "online"] = "off",
         wandb_project: str = "manyheads",
         quiet: bool = False,
+        silent: bool = False,
         console: Console | None = None,
     ):
-        self.path = Path(out_dir) / "metrics.jsonl"
+        self.path = Path(out_dir) / "metrics.jsonl" if not silent else Path(os.devnull)
         self.start_step, self.step, self.max_steps = start_step, start_step, max_steps
         self.tokens_per_step = tokens_per_step
-        earlier = _keep_rows(self.path, start_step) if start_step > 0 else 0.0
+        earlier = _keep_rows(self.path, start_step) if start_step > 0 and not silent else 0.0
         self._file = open(self.path, "a" if start_step > 0 else "w", encoding="utf-8", newline="")  # noqa: SIM115 - until close
         self._paused_at: float | None = None
         self._measured: tuple[int, float] | None = None  # step and elapsed from which speed is counted
         self._steady: tuple[int, float] | None = None  # step and time from which the time left is foretold
         self._status, self._doing, self._drawn = "", "", 0.0
         self._console = console or Console()
-        self._console.quiet = quiet
+        self._console.quiet = quiet = quiet or silent
         self._live = Live(console=self._console, get_renderable=self._bar, auto_refresh=False, transient=True)
         if self._console.is_interactive and not quiet:
             self._live.start()
             self._console.show_cursor()  # a run that is killed must not leave the terminal without one
-        self._wandb = self._start_wandb(wandb, wandb_project, settings) if wandb != "off" else None
+        self._wandb = self._start_wandb(wandb, wandb_project, settings) if wandb != "off" and not silent else None
         self._zero = time.perf_counter() - earlier
 
     @property

@@ -24,7 +24,7 @@ from runtime.settings import as_dict, build, to_toml
 
 MAY_CHANGE = {  # on --resume; anything else would make it another run
     "resume", "max_steps", "eval_interval", "eval_tokens", "log_interval", "save_interval", "device", "compile",
-    "wandb", "wandb_project", "block_size",
+    "wandb", "wandb_project", "block_size", "micro_batch_size",
 }  # fmt: skip
 MAY_DIFFER = {"block_size", "dropout", "attention_dropout", "attention_path"}  # of the model, on --init_from
 PARTS = ("settings.toml", "metrics.jsonl", "last", "best", "last.old", "best.old")  # of a run's folder
@@ -41,7 +41,7 @@ class TrainConfig:
     max_steps: int = 1500  # steps in all
     batch_size: int | None = None  # sequences a step; unset = 8, or what batch_tokens says
     batch_tokens: int | None = None  # or the same in tokens a step
-    micro_batch_size: int | None = None  # sequences at a time on the device; unset = batch_size, no accumulation
+    micro_batch_size: int | None = None  # sequences at a time on a device; unset = all of a process, no accumulation
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks, adamw for the rest
     learning_rate: float = 3e-3  # its peak
     schedule: Literal["linear", "cosine", "trapezoid"] = "linear"  # how it comes down
@@ -183,10 +183,9 @@ def with_batch(config: TrainConfig, block_size: int) -> TrainConfig:
             raise UserError(f"batch_tokens {config.batch_tokens} is not a multiple of block_size {block_size}")
         if config.batch_size not in (None, batch_size):
             raise UserError(f"batch_tokens {config.batch_tokens} is not batch_size {config.batch_size} x {block_size}")
-    micro = config.micro_batch_size or batch_size
-    if batch_size % micro:
-        raise UserError(f"batch_size {batch_size} is not divisible by micro_batch_size {micro}")
-    sizes = {"batch_size": batch_size, "batch_tokens": None, "micro_batch_size": micro}
+    if batch_size % (config.micro_batch_size or 1):
+        raise UserError(f"batch_size {batch_size} is not divisible by micro_batch_size {config.micro_batch_size}")
+    sizes = {"batch_size": batch_size, "batch_tokens": None}
     return build((TrainConfig,), as_dict(config) | sizes)[0]
 
 

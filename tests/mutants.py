@@ -38,6 +38,7 @@ EVALUATE = ["tests/test_evaluate.py"]
 OPTIM = ["tests/test_optim.py"]
 MUON = ["tests/test_muon.py"]
 LOADER = ["tests/test_loader.py"]
+RANKS = ["tests/test_ranks.py"]
 TOKENFILE = ["tests/test_tokenfile.py"]
 SETTINGS = ["tests/test_settings.py"]
 LOGBOOK = ["tests/test_logbook.py"]
@@ -145,8 +146,16 @@ MUTANTS = [
      "                torch.manual_seed(stable_seed(config.seed, step, micro))", "                pass", TRAIN),
     ("slices of a batch are means of their own", "train.py", 'forward(x, y, reduction="sum") / counted',
      'forward(x, y) / accumulation', PROBES),
-    ("every micro-batch is the first", "train.py", "slice(micro * config.micro_batch_size, (micro + 1)",
-     "slice(0, (0 + 1)", TRAIN),
+    ("every micro-batch is the first", "train.py", "zip(micro_batches, inputs.split(micro_batch_size), targets",
+     "zip(micro_batches, [inputs[:micro_batch_size]] * len(micro_batches), targets", TRAIN),
+    ("every rank takes the first rows", "runtime/ranks.py", "range(self.rank * own, (self.rank + 1) * own)",
+     "range(own)", RANKS),
+    ("gradients are not added up", "runtime/ranks.py", "            tensor.copy_(part", "            (part", RANKS),
+    ("each rank counts its own targets", "train.py", "int(ranks.gather((targets != IGNORED).sum().item()).sum())",
+     "ranks.count * int((targets != IGNORED).sum())", RANKS),
+    ("each rank evaluates everything", "train.py", "start + ranks.rank * share, min(stop, start + (ranks.rank + 1) *",
+     "start, min(stop, start + ranks.count *", RANKS),
+    ("a rank goes its own way at a signal", "train.py", "int(ranks.gather(stop.number).max())", "stop.number", RANKS),
     ("the optimiser's state is not resumed", "train.py",
      "        load_optimizer_tensors(model, optimizer, crop_positions(tensors, model_config.block_size))",
      "        pass", TRAIN),

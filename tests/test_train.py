@@ -75,9 +75,9 @@ def test_sigterm_finishes_the_step_saves_and_can_be_resumed_more_than_once(go, d
     command = [sys.executable, ROOT / "train.py", "--dataset", dataset, "--out_dir", stopped, *TINY, *HARD, *heads]
     # The signal comes from inside, at a step of our choosing, so that the test does not race with the run.
     at_20 = "import os, runpy, signal, sys; from data.loader import Windows; batch = Windows.batch\n"
-    at_20 += "def late(self, step):\n"
+    at_20 += "def late(self, step, rows):\n"
     at_20 += "    if step == 19: os.kill(os.getpid(), signal.SIGTERM)\n"
-    at_20 += "    return batch(self, step)\n"
+    at_20 += "    return batch(self, step, rows)\n"
     at_20 += "Windows.batch = late; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", at_20, *command[1:], "--max_steps", "40"], cwd=ROOT, capture_output=True, text=True,
@@ -144,8 +144,8 @@ def test_accumulation_changes_neither_the_loss_nor_the_gradient(go):
 def test_designs_see_the_same_tokens_in_the_same_order(go, monkeypatch):
     seen, batch = [], Windows.batch
 
-    def watched(self, step):
-        x, y = batch(self, step)
+    def watched(self, step, rows):
+        x, y = batch(self, step, rows)
         seen[-1].append((step, x.tolist(), y.tolist()))
         return x, y
 
@@ -453,12 +453,6 @@ def test_spare_time_is_not_counted_as_training(go, monkeypatch):
     run = go("run", "--max_steps", "12", "--eval_interval", "2", "--save_interval", "99")
     last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if "elapsed" in line][-1]
     assert last["elapsed"] < 2.0
-
-
-def test_several_processes_are_refused_for_now(dataset, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="not supported yet"):
-        train.main(["--dataset", dataset])
 
 
 def test_init_seed_is_of_the_initial_values_alone(go, dataset):

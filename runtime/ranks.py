@@ -1,0 +1,91 @@
+"""The processes that train one model together. torchrun starts them; without it there is one.
+
+Every rank holds the whole model and takes a slice of every batch; gradients are added up once a step, so that all
+make the same update. What is decided together (to stop, to call a loss the best) is decided from the same numbers.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.devices import pick_device
+from runtime.errors import EnvironmentFault, UserError
+
+
+class Ranks:
+    """This process, number `rank` of `count`, on a device of its own; `first` is the one that talks and saves.
+
+    UserError if the device is not there, EnvironmentFault if the others cannot be reached.
+    """
+
+    def __init__(self, device: str):
+        names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}  # what torchrun sets
+        self.rank, self.local_rank, self.count, local_count = (
+            int(os.environ.get(name) or alone) for name, alone in names.items()
+        )
+        self.first = self.rank == 0
+        self.device = pick_device(device, self.local_rank if self.count > 1 else None)
+        if self.count > 1:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_count))
+            self._told(dist.init_process_group, "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
+
+    def share(self, batch_size: int, micro_batch_size: int | None) -> tuple[int, range]:
+        """Rows of a micro-batch, and which micro-batches of a batch are this rank's; UserError if none would fit."""
+        if batch_size % self.count:
+            raise UserError(f"batch_size {batch_size} cannot be shared among {self.count} processes: it must divide")
+        size = micro_batch_size or batch_size // self.count
+        accumulation = batch_size // size
+        if accumulation % self.count:
+            raise UserError(
+                f"batch_size {batch_size} in micro-batches of {size} is {accumulation} of them, which cannot be "
+                f"shared among {self.count} processes: lower micro_batch_size or start another number"
+            )
+        own = accumulation // self.count
+        return size, range(self.rank * own, (self.rank + 1) * own)
+
+    def gather(self, *values: float) -> Tensor:
+        """Everybody's values, float64 (count, number of values)."""
+        table = torch.zeros(self.count, len(values), dtype=torch.float64)
+        table[self.rank] = torch.tensor(values, dtype=torch.float64)
+        if self.count > 1:
+            self._told(dist.all_reduce, table)
+        return table
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Put the sum over all ranks into every tensor, in one message."""
+        if self.count > 1:
+            together = torch.cat([tensor.flatten() for tensor in tensors])
+            self._told(dist.all_reduce, together)
+            for tensor, part in zip(tensors, together.split([t.numel() for t in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    @contextlib.contextmanager
+    def one_first(self) -> Iterator[None]:
+        """The first rank of a machine goes through by itself, the others after it."""
+        if self.local_rank:
+            self.gather()
+        try:
+            yield
+        finally:
+            if not self.local_rank:
+                self.gather()
+
+    def close(self) -> None:
+        """Leave the others, who are done as well."""
+        if self.count > 1:
+            dist.destroy_process_group()
+
+    def _told(self, call: Callable[..., object], argument: object) -> None:
+        """Do what needs all ranks; EnvironmentFault if one of them is gone."""
+        try:
+            call(argument)
+        except (RuntimeError, ValueError) as error:
+            why = str(error).strip().split("\n")[0]
+            raise EnvironmentFault(
+                f"process {self.rank} of {self.count} has lost another ({why}): what went wrong stands above or in "
+                "that one's output; the run goes on from its last save with --resume"
+            ) from None
