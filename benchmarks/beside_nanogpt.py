@@ -5,8 +5,9 @@
 
 For every seed these runs, one after the other, or those that --runs names: nanoGPT's recipe by its own train.py (in a
 copy of the checkout, with its seed replaced), config/nanogpt-cpu.toml, the default settings, once with the steps given
-by --short, and config/fast.toml. Prints JSON: steps a second (the median over the run; evaluations left out), seconds
-of training, and the loss over the whole validation split in windows of 64 tokens with the seconds that this took; and
+by --short, and config/fast.toml; config/thorough.toml only if it is named. Prints JSON: steps a second (the median over the run; evaluations left out), seconds
+of training, of the whole command, and the loss over the whole validation split in windows of 64 tokens with the
+seconds that this took, and in windows of the model's own context; and
 the median over seeds of nanoGPT's training time, without any evaluation, over that of fast.toml with its evaluation.
 """
 
@@ -33,7 +34,7 @@ from runtime.settings import build, read_toml
 
 ROOT = Path(__file__).resolve().parent.parent
 
-RUNS = ["nanogpt", "ours", "default_short", "default", "fast"]
+RUNS = ["nanogpt", "ours", "default_short", "default", "fast", "thorough"]
 FLAGS = [
     "--device=cpu", "--compile=False", "--eval_iters=20", "--log_interval=1", "--block_size=64", "--batch_size=12",
     "--n_layer=4", "--n_head=4", "--n_embd=128", "--max_iters=2000", "--lr_decay_iters=2000", "--dropout=0.0",
@@ -59,10 +60,13 @@ def ours_from_nanogpt(checkpoint: Path) -> GPT:
     return model
 
 
-def run_nanogpt(folder: Path, seed: int, dataset: str, steps: int = 2000) -> dict[str, float]:
+def run_nanogpt(
+    folder: Path, seed: int, dataset: str, steps: int = 2000, compiled: bool = False
+) -> dict[str, float]:
     source = (folder / "train.py").read_text()
     (folder / "train_seed.py").write_text(source.replace("manual_seed(1337 ", f"manual_seed({seed} "))
     command = [sys.executable, "train_seed.py", "config/train_shakespeare_char.py", *FLAGS, f"--max_iters={steps}"]
+    command += [f"--compile={compiled}"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     times = [float(ms) / 1000 for ms in re.findall(r"^iter \d+: loss .* time ([\d.]+)ms", done.stdout, re.M)]
     step = statistics.median(times)
@@ -78,7 +82,9 @@ def run_ours(name: str, flags: list[str], seed: int, dataset: str, folder: Path)
     out_dir = folder / f"{name}-{seed}"
     command = [sys.executable, str(ROOT / "train.py"), *flags, "--dataset", dataset]
     command += ["--seed", str(seed), "--out_dir", str(out_dir)]
+    begun = time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    whole = time.perf_counter() - begun
     rows = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if "tokens_per_s" in row]
     settings = read_toml(str(out_dir / "settings.toml"))
@@ -92,6 +98,7 @@ def run_ours(name: str, flags: list[str], seed: int, dataset: str, folder: Path)
         "loss_64": score.loss,
         "evaluation_s": time.perf_counter() - begun,
         "loss": rows[-1]["val_loss"],
+        "whole_s": whole,
     }
 
 
@@ -101,8 +108,10 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="tinyshakespeare, 1,115,394 characters")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=0, help="only the speed, in pairs of runs of 300 steps")
+    parser.add_argument("--compile", action="store_true", help="in these pairs both compiled")
+    parser.add_argument("--dtype", default="float32", help="of thorough")
     parser.add_argument("--short", type=int, default=700, help="steps of the default settings' short run")
-    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS[:-1])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -116,17 +125,18 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.runs}
         ours = [str(ROOT / "config/nanogpt-cpu.toml"), "--dataset", dataset]
         if arguments.pairs:
-            ratios = []
+            ratios, compiled = [], ["--compile"] if arguments.compile else []
             for seed in range(1, arguments.pairs + 1):
-                theirs = run_nanogpt(folder / "nanoGPT", seed, dataset, 300)
-                here = run_ours("pair", [*ours, "--max_steps", "300", "--eval_interval", "999"], seed, dataset, folder)
+                theirs = run_nanogpt(folder / "nanoGPT", seed, dataset, 300, arguments.compile)
+                here = run_ours("pair", [*ours, "--max_steps", "300", "--eval_interval", "999", *compiled], seed, dataset, folder)
                 ratios.append(here["steps_per_s"] / theirs["steps_per_s"])
                 print(f"{theirs['steps_per_s']:.1f} {here['steps_per_s']:.1f} {ratios[-1]:.2f}", flush=True)
             print(f"ours / nanoGPT in steps a second: median {statistics.median(ratios):.2f} of {len(ratios)} pairs")
             return
         for seed in range(1, arguments.seeds + 1):
             flags = {"ours": ours, "default_short": ["--max_steps", str(arguments.short)], "default": [],
-                     "fast": [str(ROOT / "config/fast.toml")]}  # fmt: skip
+                     "fast": [str(ROOT / "config/fast.toml")],
+                     "thorough": [str(ROOT / "config/thorough.toml"), "--dtype", arguments.dtype]}  # fmt: skip
             for name, values in runs.items():
                 nanogpt = name == "nanogpt"
                 values.append(
