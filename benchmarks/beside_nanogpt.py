@@ -5,10 +5,10 @@
 
 For every seed these runs, one after the other, or those that --runs names: nanoGPT's recipe by its own train.py (in a
 copy of the checkout, with its seed replaced), config/nanogpt-cpu.toml, the default settings, once with the steps given
-by --short, and config/fast.toml; config/thorough.toml only if it is named. Prints JSON: steps a second (the median over the run; evaluations left out), seconds
-of training, of the whole command, and the loss over the whole validation split in windows of 64 tokens with the
-seconds that this took, and in windows of the model's own context; and
-the median over seeds of nanoGPT's training time, without any evaluation, over that of fast.toml with its evaluation.
+by --short, and config/fast.toml; config/thorough.toml only where it is named. Prints JSON: steps a second (the median
+over the run; evaluations left out), seconds of training and of the whole command, the loss over the whole validation
+split in windows of 64 tokens with the seconds that this took, and in windows of the model's own context; and the median
+over seeds of nanoGPT's training time, without any evaluation, over that of fast.toml with its evaluation.
 """
 
 import argparse
@@ -125,10 +125,11 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.runs}
         ours = [str(ROOT / "config/nanogpt-cpu.toml"), "--dataset", dataset]
         if arguments.pairs:
-            ratios, compiled = [], ["--compile"] if arguments.compile else []
+            ratios, flags = [], [*ours, "--max_steps", "300", "--eval_interval", "999"]
+            flags += ["--compile"] * arguments.compile
             for seed in range(1, arguments.pairs + 1):
                 theirs = run_nanogpt(folder / "nanoGPT", seed, dataset, 300, arguments.compile)
-                here = run_ours("pair", [*ours, "--max_steps", "300", "--eval_interval", "999", *compiled], seed, dataset, folder)
+                here = run_ours("pair", flags, seed, dataset, folder)
                 ratios.append(here["steps_per_s"] / theirs["steps_per_s"])
                 print(f"{theirs['steps_per_s']:.1f} {here['steps_per_s']:.1f} {ratios[-1]:.2f}", flush=True)
             print(f"ours / nanoGPT in steps a second: median {statistics.median(ratios):.2f} of {len(ratios)} pairs")
