@@ -106,8 +106,8 @@ def main(argv: list[str]) -> None:
 def progress_bar() -> Iterator[Any]:
     """A line on a terminal's standard error that tells what is measured; the function to tell it."""
     console = Console(stderr=True)
-    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.percentage:.0f}% {task.description}", markup=False),
-               TimeElapsedColumn())  # fmt: skip
+    told = TextColumn("{task.percentage:.0f}% {task.description}", markup=False)
+    columns = (TextColumn("measuring"), BarColumn(), told, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         if console.is_interactive:
             console.show_cursor()  # a run that is killed must not leave the terminal without one
