@@ -12,7 +12,7 @@ from browser import opened
 
 from lab import headpage
 
-EVIL = "</script><img src=x onerror=alert(1)>"
+EVIL = """</script><img src=x onerror="document.title='pwned'"><!--<script>]]>\\"""
 WORDS = ["The", " king", " said", "\n", "the", " ", EVIL, " queen", "ü\t'\"&", "", " went", " home"]
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><rect id="a" width="9" height="9"/></svg>'
 
