@@ -33,7 +33,7 @@ TRAIN = ["--overwrite", "--out_dir", "run", *MODEL, "--max_steps", STEPS, "--eva
 COMPARE = ["mha.toml", "mqa.toml", *MODEL, "--seeds", "1", "--max_steps", "100", "--no-speed", "--out_dir", "compare"]
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 MAY_GROW = {"own_kb": 1.1, "folder_bytes": 1.05, "peak_mb": 1.15}  # of what allows for chance; all others not at all
-HANGS = 600  # seconds after which a command will never end
+HANGS = 3600  # seconds after which a command will never end
 
 
 class Soak:
