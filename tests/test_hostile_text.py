@@ -44,7 +44,7 @@ def test_a_report_shows_names_and_samples_as_text(browser, compared):
         assert page.locator("img").count() == 0
         assert page.locator("li b").first.inner_text().startswith(f"{NAME}: ")
         assert NAME in page.locator("h3").all_inner_texts()  # above its sample
-        page.get_by_role("button", name="parameters", exact=True).first.click()  # tables still sort
+        page.locator("th button").first.click()  # tables still sort
         assert page.locator("th[aria-sort]").count() == 1
     assert not (compared / "out" / "report.md").read_text(encoding="utf-8").count("<img")
     pictures = list((compared / "out").glob("*.svg"))
@@ -65,8 +65,6 @@ def test_a_page_of_heads_shows_text_and_the_runs_name(browser, compared, command
             assert mark in tokens
         page.locator(".strip span").nth(tokens.index(r"\u202e")).hover()
         assert r"'\u202e'" in page.locator(".run .told").inner_text()
-        told = [text.text_content() for text in page.locator(".card svg text").all()]
-        assert any(text.startswith(str(compared)[:20]) for text in told) and not any("picture-" in t for t in told)
 
 
 def test_a_terminal_is_told_names_and_not_moved_by_them(compared, command):
@@ -74,8 +72,8 @@ def test_a_terminal_is_told_names_and_not_moved_by_them(compared, command):
     assert status == 0 and f"{CODED}.txt" in out and "\x1b" not in out + err
     status, out, err = command(prepare, compared / "none", "--files", compared / TITLE)
     assert status == 2 and f"{CODED} does not exist" in err and "\x1b" not in out + err
-    _, out, _ = command(bench, compared / f"{NAME}.toml", "--describe")
-    assert "[red][/] :x:" in "".join(line.strip() for line in out.partition("Size")[0].splitlines())
+    (compared / "[red][/]:x:.toml").write_text("n_head = 2")
+    assert command(bench, compared / "[red][/]:x:.toml", "--describe")[1].count(" [red][/]:x: ") == 3
 
 
 def test_a_design_is_not_named_by_control_characters(compared, command):
