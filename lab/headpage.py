@@ -8,7 +8,6 @@ import base64
 import math
 import re
 import zlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +143,7 @@ def build(content: dict[str, Any], most: int, whole: bool) -> tuple[str, list[st
     if any(run["w_o"] for run in runs):
         body.append('<h2>W_O made visible</h2><div id="w_o"></div>')
     for i, p in enumerate(content["pictures"]):
-        # Two SVG files may use the same ids, which one page cannot. Only tags hold ids: the rest is text.
-        own = partial(re.sub, r'(\bid="|="url\(#|href="#)', rf"\g<1>picture-{i}-")
-        svg = re.sub("<[^>]*>", lambda tag, own=own: own(tag[0]), p["svg"])
+        svg = with_ids(p["svg"], f"picture-{i}-")
         body.append(f'<h2>{e(p["title"])}</h2><figure><div class="card" tabindex="0">{svg}</div>')
         body.append(f"<figcaption>{e(p['caption'])}</figcaption></figure>")
     for i, m in enumerate(matrices):
@@ -159,6 +156,12 @@ def build(content: dict[str, Any], most: int, whole: bool) -> tuple[str, list[st
     drawn = [{"names": m["names"], "max": m["max"], "values": in_json(m["values"])} for m in matrices]
     body.append(data_script("heads", {"runs": runs, "matrices": drawn}))
     return page(content["title"], "\n".join(body), [SCRIPT, SORTING], STYLE), notes
+
+
+def with_ids(svg: str, mark: str) -> str:
+    """An SVG file whose ids begin with `mark`: two files may use the same, which one page cannot."""
+    # Only in tags: what stands between them is text.
+    return re.sub("<[^>]*>", lambda tag: re.sub(r'(\bid="|="url\(#|href="#)', rf"\g<1>{mark}", tag[0]), svg)
 
 
 def in_floats(numbers: np.ndarray) -> str:
