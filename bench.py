@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
                     for name, model in models.items()},
         "attention_steps": [step._asdict() for step in way],
     }  # fmt: skip
-    console = Console() if sys.stdout.isatty() else Console(width=100)
+    console = Console(width=None if sys.stdout.isatty() else 100, markup=False, emoji=False)  # names may hold brackets
     for table, note in count_tables(counts):
         console.print(table, Text(note), sep="\n", end="\n\n")
     if way:
@@ -106,8 +106,8 @@ def main(argv: list[str]) -> None:
 def progress_bar() -> Iterator[Any]:
     """A line on a terminal's standard error that tells what is measured; the function to tell it."""
     console = Console(stderr=True)
-    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.percentage:.0f}% {task.description}"),
-               TimeElapsedColumn())  # fmt: skip
+    told = TextColumn("{task.percentage:.0f}% {task.description}", markup=False)
+    columns = (TextColumn("measuring"), BarColumn(), told, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         if console.is_interactive:
             console.show_cursor()  # a run that is killed must not leave the terminal without one

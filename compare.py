@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
+from rich.text import Text
 
 from lab.designs import Design, DesignFiles, read_designs
 from lab.plans import EVAL_TOKENS, EVALUATIONS, check_alike, make_plan, match_parameters, thread_count, varied
@@ -268,7 +269,7 @@ def measure_speed(plans: Mapping[str, Plan], config: CompareConfig, console: Con
             nonlocal told
             phase = what.partition(",")[0]  # without size and design
             if console.is_interactive:
-                status.update(f"measuring speed {share:.0%}: {what}")
+                status.update(Text(f"measuring speed {share:.0%}: {what}"))
             elif phase != told:
                 console.print(f"measuring speed: {phase}", markup=False, highlight=False)
             told = phase

@@ -21,7 +21,7 @@ from model import GPT
 from runtime import errors, settings
 from runtime.checkpoint import load_model
 from runtime.devices import pick_device
-from runtime.errors import UserError
+from runtime.errors import UserError, plain
 from runtime.prompts import encode, newest_run, read_text
 from runtime.runs import check_data, write_whole
 
@@ -99,17 +99,17 @@ def main(argv: list[str]) -> None:
         ids, windows, told = texts(name, model, tokenizer, meta, text, config.eval_tokens)
         if text is not None and len(ids) < (whole := len(encode(text, "text", tokenizer))):
             cut = f"the maps show the first {len(ids):,} of the text's {whole:,} tokens: its context is no longer"
-            print(f"{name}: {cut}", file=sys.stderr)
+            print(plain(f"{name}: {cut}"), file=sys.stderr)
         with console.status("looking") as status:
 
             def tell(share: float, what: str, name: str = name) -> None:
-                status.update(Text(f"{name}: {what}, {share:.0%}"))
+                status.update(Text(plain(f"{name}: {what}, {share:.0%}")))
 
             try:
                 found = study(model, tokenizer, windows, tell)
             except UserError as error:
                 raise UserError(f"{name}: {error}") from None
-        studied.append((name, model, tokenizer, meta, ids, told, look(model, ids), found))
+        studied.append((plain(name), model, tokenizer, meta, ids, plain(told), look(model, ids), found))
 
     # The page's libraries take seconds to load, so they wait until here.
     from lab.headpage import write_page
@@ -120,7 +120,7 @@ def main(argv: list[str]) -> None:
     for note in write_page(page_content(parts), out_dir / "heads.html"):
         print(note, file=sys.stderr)
     show(parts, Console(width=max(80 if sys.stdout.isatty() else 120, Console().width)))
-    print(f"page: {out_dir / 'heads.html'}")
+    print(plain(f"page: {out_dir / 'heads.html'}"))
 
 
 if __name__ == "__main__":

@@ -299,7 +299,7 @@ def prepare(config: PrepareConfig) -> None:
     folder = data.dataset_path(config.name)
     with replacing(folder) as new:
         documents, survey = corpus(config, new.parent), Survey(config.val_fraction)
-        deque(watched(survey.count(documents(print)), "reading", None, len), maxlen=0)
+        deque(watched(survey.count(documents(lambda note: print(errors.plain(note)))), "reading", None, len), maxlen=0)
         total = survey.characters.total()
         if not total:
             where = ", ".join(survey.characters) or config.hub
@@ -365,7 +365,7 @@ def print_counts(survey: Survey, counts: Counter[tuple[str, str]], writers: dict
         if number == FILES_SHOWN:
             print(f"{'':42}  and {len(survey.characters) - FILES_SHOWN:,} more files")
             break
-        print(line(survey.documents[source], survey.characters[source], counts["tokens", source], source))
+        print(line(survey.documents[source], survey.characters[source], counts["tokens", source], errors.plain(source)))
     for split, writer in writers.items():
         print(line(counts["documents", split], counts["characters", split], writer.count, f"{split} split"))
 

@@ -1,6 +1,7 @@
 """Write text with a trained model."""
 
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import tyro
 from runtime import errors, settings
 from runtime.checkpoint import load_model
 from runtime.devices import pick_device
-from runtime.errors import UserError
+from runtime.errors import UserError, plain
 from runtime.generate import TextStream, default_start, generate, rows_at_once, sample_generator, window_start
 from runtime.prompts import encode, newest_run, read_text
 
@@ -57,10 +58,13 @@ class SampleConfig:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(plain(text), file=sys.stderr, flush=True)
 
 
 def write(text: str) -> None:
+    """Write what a model says: as it is, but a terminal, which obeys control characters, gets them as \\x1b."""
+    if sys.stdout.isatty():
+        text = re.sub("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", lambda found: ascii(found[0])[1:-1], text)
     sys.stdout.write(text)
     sys.stdout.flush()
 

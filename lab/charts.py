@@ -9,6 +9,8 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from runtime.errors import plain
+
 Results = dict[str, Any]
 Design = dict[str, Any]
 Panels = list[Any]  # altair charts
@@ -41,7 +43,7 @@ def others(results: Results, design: Design) -> str:
     follows |= {"head_dim"} if design["n_head"] * design["head_dim"] == base["n_head"] * base["head_dim"] else set()
     follows |= {"d_ff"} if results["match"] == "params" else set()  # made to fit
     follows |= {"learning_rate"} if results["rates"] else set()  # each design's best
-    return ", ".join(f"{key} {value}" for key, value in sorted(design["changes"].items()) if key not in follows)
+    return ", ".join(plain(f"{key} {value}") for key, value in sorted(design["changes"].items()) if key not in follows)
 
 
 def head_counts(results: Results) -> dict[str, list[Design]]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import tyro
 
-from runtime.errors import UserError
+from runtime.errors import UserError, plain
 from runtime.settings import build, read, read_file
 
 
@@ -60,6 +60,8 @@ def read_designs(
     designs: dict[str, Design] = {}
     for file in line.designs or (None,):
         name = Path(file).stem if file else "default"
+        if plain(name) != name:
+            raise UserError(f"{file} cannot name a design, because it holds control characters: rename it")
         if name in designs and designs[name].file == file:
             raise UserError(f"{file} is given twice: each file is one design")
         if name in designs:

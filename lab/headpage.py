@@ -5,7 +5,6 @@ and W_O. What does not fit is left out, and notes on the page say so.
 """
 
 import base64
-import html
 import math
 import re
 import zlib
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from lab.headscript import SCRIPT, STYLE
-from lab.page import SORTING, data_script, page, table
+from lab.page import SORTING, data_script, escape, page, table
+from runtime.errors import plain
 from runtime.runs import write_whole
 
 WHOLE = 3_000_000  # weights that a page holds one by one; with more it keeps of every row
@@ -110,7 +110,7 @@ def write_page(content: dict[str, Any], path: Path) -> list[str]:
 
 def build(content: dict[str, Any], most: int, whole: bool) -> tuple[str, list[str]]:
     """The page of each text's first `most` tokens with all weights or the largest, and notes on what is left out."""
-    e = html.escape
+    e = escape
     runs, notes = [], []
     if any(len(run["tokens"]) > most for run in content["runs"]):
         notes.append(f"The maps show the first {most:,} tokens of the text, because more do not fit on a page.")
@@ -126,7 +126,7 @@ def build(content: dict[str, Any], most: int, whole: bool) -> tuple[str, list[st
         tokens = [str(token) for token in run["tokens"]]
         T, w_o = min(most, len(tokens)), run["w_o"] if small else None
         heads = np.reshape(run["weights"], (-1, len(tokens), len(tokens)))[:, :T, :T]
-        runs.append({"name": run["name"], "facts": run["facts"], "tokens": tokens[:T], "T": T,
+        runs.append({"name": plain(run["name"]), "facts": plain(run["facts"]), "tokens": tokens[:T], "T": T,
                      "kv": list(run["kv_head_of"]), "labels": run["labels"], "w_o": None,
                      **(pack_whole if whole else pack_largest)(heads)})  # fmt: skip
         if w_o:
@@ -143,8 +143,7 @@ def build(content: dict[str, Any], most: int, whole: bool) -> tuple[str, list[st
     if any(run["w_o"] for run in runs):
         body.append('<h2>W_O made visible</h2><div id="w_o"></div>')
     for i, p in enumerate(content["pictures"]):
-        # Two SVG files may use the same ids, which one page cannot.
-        svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>picture-{i}-", p["svg"])
+        svg = with_ids(p["svg"], f"picture-{i}-")
         body.append(f'<h2>{e(p["title"])}</h2><figure><div class="card" tabindex="0">{svg}</div>')
         body.append(f"<figcaption>{e(p['caption'])}</figcaption></figure>")
     for i, m in enumerate(matrices):
@@ -157,6 +156,12 @@ def build(content: dict[str, Any], most: int, whole: bool) -> tuple[str, list[st
     drawn = [{"names": m["names"], "max": m["max"], "values": in_json(m["values"])} for m in matrices]
     body.append(data_script("heads", {"runs": runs, "matrices": drawn}))
     return page(content["title"], "\n".join(body), [SCRIPT, SORTING], STYLE), notes
+
+
+def with_ids(svg: str, mark: str) -> str:
+    """An SVG file whose ids begin with `mark`: two files may use the same, which one page cannot."""
+    # Only in tags: what stands between them is text.
+    return re.sub("<[^>]*>", lambda tag: re.sub(r'(\bid="|="url\(#|href="#)', rf"\g<1>{mark}", tag[0]), svg)
 
 
 def in_floats(numbers: np.ndarray) -> str:

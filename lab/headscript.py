@@ -43,7 +43,10 @@ SCRIPT = r"""
 const {runs, matrices} = JSON.parse(document.getElementById("heads").textContent)
 const painters = []  // each draws something anew, when width or theme change
 const css = name => getComputedStyle(document.body).getPropertyValue(name).trim()
-const visible = token => token.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "␣") || "∅"
+// Control characters and those that turn the direction of writing, as runtime/errors.py has them, by their numbers.
+const coded = text => text.replace(/[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
+  c => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"))
+const visible = token => coded(token).replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "␣") || "∅"
 const short = name => [...name].length > 9 ? [...name].slice(0, 8).join("") + "…" : name
 const signed = value => (value < 0 ? "-" : "+") + Math.abs(value).toFixed(3)
 const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0))
@@ -167,7 +170,7 @@ function panel(run) {
   const overview = el("div", {className: "overview", role: "group", "aria-label": `Heads of ${run.name}`})
   const strip = el("div", {className: "strip", role: "listbox", "aria-label": "The text; choose a token"})
   const words = tokens.map((token, i) => el("span", {role: "option", tabIndex: -1, "data-i": i},
-    token.replace(/\n/g, "↵\n") || "∅"))
+    coded(token).replace(/\n/g, "↵\n") || "∅"))
   strip.append(...words)
   const together = runs.filter(other => other.tokens.join("\0") === tokens.join("\0"))
   const choose = (i, j) => together.forEach(other => other.select(i, j))

@@ -5,6 +5,8 @@ import json
 import re
 from typing import Any
 
+from runtime.errors import plain
+
 Cell = str | tuple[str, float | None]  # text, or text and the number that it is sorted by
 Rows = list[dict[str, Cell]]
 
@@ -105,9 +107,14 @@ for (const table of document.querySelectorAll("table")) {
 
 def page(title: str, body: str, scripts: list[str], style: str = "", evaluates: bool = False) -> str:
     """A whole page that fetches nothing; body is HTML. `evaluates`: a script of it compiles functions."""
-    pieces = {"TITLE": html.escape(title), "BODY": body, "STYLE": style, "EVAL": " 'unsafe-eval'" * evaluates}
+    pieces = {"TITLE": escape(title), "BODY": body, "STYLE": style, "EVAL": " 'unsafe-eval'" * evaluates}
     pieces["SCRIPTS"] = "\n".join(f"<script>{script}</script>" for script in scripts)
     return re.sub("@@([A-Z]+)@@", lambda found: pieces[found[1]], FRAME)
+
+
+def escape(text: str) -> str:
+    """HTML that shows a name or a sentence, whatever it holds."""
+    return html.escape(plain(text))
 
 
 def data_script(name: str, data: Any) -> str:
@@ -121,12 +128,12 @@ def table(rows: Rows) -> str:
 
     def cell(c: Cell) -> str:
         if isinstance(c, str):
-            return f"<td>{html.escape(c)}</td>"
-        return f'<td class="n" data-value="{"" if c[1] is None else c[1]}">{html.escape(c[0])}</td>'
+            return f"<td>{escape(c)}</td>"
+        return f'<td class="n" data-value="{"" if c[1] is None else c[1]}">{escape(c[0])}</td>'
 
     heads = [(key, "" if isinstance(c, str) else ' class="n"') for key, c in rows[0].items()]
     top = "".join(
-        f'<th scope="col"{kind}><button type="button">{html.escape(key)}</button></th>' for key, kind in heads
+        f'<th scope="col"{kind}><button type="button">{escape(key)}</button></th>' for key, kind in heads
     )
     lines = "".join(f"<tr>{''.join(cell(row.get(key, '-')) for key in rows[0])}</tr>" for row in rows)
     parts = f"<thead><tr>{top}</tr></thead><tbody>{lines}</tbody>"

@@ -17,7 +17,8 @@ from rich.text import Text
 from lab import charts
 from lab.answers import claims, finding, growing, join, p_text, plural, span, verdict
 from lab.charts import Design, Panels, Results, head_counts, speed_of
-from lab.page import CHARTS, SORTING, Cell, Rows, data_script, page, table
+from lab.page import CHARTS, SORTING, Cell, Rows, data_script, escape, page, table
+from runtime.errors import plain
 from runtime.runs import write_whole
 
 TREND = """Is the difference growing or closing? No test stands behind these words. (Here and in the curves losses are \
@@ -277,7 +278,7 @@ def title(results: Results) -> str:
 
 def to_html(results: Results, panels: dict[str, Panels]) -> str:
     """The page: one file that fetches nothing."""
-    e = html.escape
+    e = escape
     body: list[str] = []
     specs: dict[str, Any] = {}
 
@@ -296,7 +297,7 @@ def to_html(results: Results, panels: dict[str, Panels]) -> str:
             case "fold" if parts[1]:
                 body.append(f"<details><summary>{e(parts[0])}</summary>{table(parts[1])}</details>")
             case "sample":
-                body.append(f"<h3>{e(parts[0])}</h3><pre>{e(parts[1])}</pre>")
+                body.append(f"<h3>{e(parts[0])}</h3><pre>{html.escape(parts[1])}</pre>")
             case "picture" if parts[0] in panels:
                 drawn = {f"{parts[0]}-{i}": panel.to_dict() for i, panel in enumerate(panels[parts[0]])}
                 boxes = "".join(f'<div class="chart" id="{i}"></div>' for i in drawn)
@@ -313,7 +314,7 @@ def to_markdown(results: Results, panels: dict[str, Panels]) -> str:
     """The same in Markdown, with links to the pictures' files."""
 
     def e(text: str) -> str:
-        text = re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", text).replace("\n", " ")
+        text = re.sub(r"([\\`*_{}\[\]|#~])", r"\\\1", plain(text)).replace("\n", " ")
         return text.replace("&", "&amp;").replace("<", "&lt;")
 
     def table(rows: Rows) -> str:
@@ -365,7 +366,7 @@ def show(results: Results, console: Console) -> None:
     """Print what the designs cost and how they compare, as two tables that fit 100 columns."""
 
     def say(text: str) -> Text:  # a terminal may know ASCII only, and a name may hold markup
-        text = text.replace("±", "+-")
+        text = plain(text).replace("±", "+-")
         return Text(text.encode(console.encoding, "backslashreplace").decode(console.encoding))
 
     full = full_table(results)

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from data import Dataset
 from model import ModelConfig
 from runtime.checkpoint import read_meta
-from runtime.errors import UserError
+from runtime.errors import UserError, plain
 from runtime.logbook import clock_time
 from runtime.runs import StopSignal, TrainConfig, check_data, hold, write_whole
 from runtime.settings import as_dict, read_toml, show, to_toml
@@ -157,7 +157,7 @@ class Sweep:
         self.done = 0  # finished runs, those found finished included
         self.trained: list[float] = []  # seconds that each whole run took here
         self.failures: list[dict[str, Any]] = []
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         self.progress = Progress(*columns, console=console, transient=True, auto_refresh=False)
         self.task = self.progress.add_task("training", total=1.0)
 
@@ -214,7 +214,7 @@ class Sweep:
             self._say(f"{run.name}, seed {run.seed}: {loss:.4f} after {seconds:.0f} s ({self.done}/{self.total}{left})")
             return
         lines = (run.folder / "output.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        error = lines[-1] if lines else f"ended with status {status} and not a word"
+        error = plain(lines[-1]) if lines else f"ended with status {status} and not a word"
         if status < 0:
             error = f"ended by signal {-status}" + ", perhaps for want of memory" * (status == -signal.SIGKILL)
         elif status == 0:
@@ -229,7 +229,7 @@ class Sweep:
 
     def _say(self, text: str) -> None:
         """A line that stays; the terminal's progress goes on below it."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _draw(self, running: Mapping[Run, tuple[Any, float, float]]) -> None:
         if not self.progress.live.is_started:

@@ -6,6 +6,7 @@ Anything not named here is a fault of ours, and its traceback is what we want to
 import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ class EnvironmentFault(Exception):
     """The machine's fault (disk, network, memory), told in one finished sentence: exit status 1."""
 
 
+# All that moves a cursor, rings or sets a title, turns the direction of writing, or cannot stand in an SVG file.
+UNSEEN = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
 WHAT_TO_DO = {
     errno.ENOSPC: "the disk is full; free some space or choose a folder on another disk",
     errno.EROFS: "the disk is read-only; choose another folder",
@@ -29,6 +33,11 @@ WHAT_TO_DO = {
     errno.ENOMEM: "out of memory; close other programs or ask for less at a time",
     getattr(errno, "EDQUOT", -1): "your disk quota is used up; free some space",  # Windows has no quotas
 }
+
+
+def plain(text: str) -> str:
+    """A name or a sentence that may hold anything, as a terminal or a page may show it: ESC, for one, as \\x1b."""
+    return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def run(main: Callable[[list[str]], int | None]) -> NoReturn:
@@ -50,7 +59,7 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
         elif os.environ.get("LOCAL_RANK", "0") != "0":  # one of several processes that all find the same
             message = None
     if message is not None:
-        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {plain(message)}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -14,6 +14,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
+from runtime.errors import plain
+
 KEYS = ("step", "tokens", "train_loss", "val_loss", "val_bits_per_byte", "val_tokens", "val_gap", "val_accuracy", "lr",
         "tokens_per_s", "elapsed")  # fmt: skip
 WARM_UP_STEPS = 5  # compilation and first touches of memory are not the speed of training
@@ -114,7 +116,7 @@ class Logbook:
 
     def note(self, text: str) -> None:
         """Show a line that stays."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(plain(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def evaluating(self, fraction: float) -> None:
         """Show how far a long evaluation has come, where there is a terminal."""

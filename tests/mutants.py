@@ -56,6 +56,7 @@ CONVERT = ["tests/test_convert.py"]
 HUGGINGFACE = ["tests/test_huggingface.py"]
 REGROUP = ["tests/test_regroup.py"]
 UPTRAIN = ["tests/test_uptrain.py"]
+SAMPLE = ["tests/test_sample.py"]
 
 MUTANTS = [
     (
@@ -277,6 +278,9 @@ MUTANTS = [
     ("all logits of a large vocabulary are held", "model.py", "self.config.vocab_size < LARGE_VOCABULARY", "self.config.vocab_size < 2 * LARGE_VOCABULARY", MODEL),
     ("a small vocabulary is sliced", "model.py", "self.config.vocab_size < LARGE_VOCABULARY", "self.config.vocab_size < 0", MODEL),
     ("evaluation forgets all slices but one", "runtime/evaluate.py", "nats += losses", "nats = losses", EVALUATE),
+    ("a terminal obeys what a model says", "sample.py", "    if sys.stdout.isatty():\n", "    if False:\n", SAMPLE),
+    ("names move the cursor", "runtime/errors.py", "return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)", "return text", LOGBOOK),
+    ("a page obeys what it shows", "lab/page.py", "return html.escape(plain(text))", "return plain(text)", REPORT),
     ("regrouped runs keep their old keys", "runtime/regrouping.py", "for name, tensor in found.items()", 'for name, tensor in found.items() if "w_k" not in name', UPTRAIN),
 ]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """A comparison from its command line to its files: what is trained, skipped, resumed, refused and written."""
 
+import io
 import json
 import os
 import random
@@ -10,9 +11,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from texts import some_text
 
 import compare
@@ -22,7 +25,7 @@ from data import open_dataset
 from lab.designs import Design
 from lab.plans import check_alike, make_plan, match_parameters, thread_count, varied
 from lab.stats import analyse
-from lab.sweep import Plan, Run, check_same, plan_runs
+from lab.sweep import Plan, Run, Sweep, check_same, plan_runs
 from model import GPT, ModelConfig
 from runtime.errors import UserError
 from runtime.runs import TrainConfig
@@ -262,6 +265,15 @@ def test_threads_are_shared_among_jobs_and_kept(dataset, tmp_path):
         thread_count(four, 1, tmp_path)
     with pytest.raises(UserError, match="designs differ in threads"):
         thread_count(designs | four, 1, tmp_path)
+
+
+def test_progress_shows_names_as_they_are():
+    console = Console(file=io.StringIO(), width=100)
+    sweep = Sweep(1, 1, console, SimpleNamespace(number=0))
+    sweep.progress.update(sweep.task, description="run 1 of 2: [red][/] seed 1")
+    sweep._say("[red][/] :x:")
+    console.print(sweep.progress.get_renderable())
+    assert "[red][/] :x:\nrun 1 of 2: [red][/] seed 1 " in console.file.getvalue()
 
 
 def test_a_torn_log_is_not_a_finished_run(tmp_path):

@@ -8,7 +8,8 @@ import torch
 
 import attention
 from model import GPT, ModelConfig
-from runtime.runs import TrainConfig
+from runtime.devices import pick_device, pick_dtype
+from runtime.runs import TrainConfig, with_batch
 from runtime.settings import build, parse
 
 CONFIG = Path(__file__).parent.parent / "config"
@@ -45,6 +46,21 @@ def test_a_design_holds_only_its_difference(name):
 def test_mha_is_the_default_and_has_8_heads():
     assert model_of("mha").config == model_of().config
     assert model_of().config.n_head == model_of().config.n_kv_head == 8
+
+
+def test_heads_kv_heads_and_their_width_are_set_from_the_shell():
+    words = ["--n_head", "6", "--n_kv_head", "2", "--head_dim", "24", "--n_embd", "64"]
+    (config,), _ = parse(words, ModelConfig, prog="", description="")
+    assert (config.n_head, config.n_kv_head, config.head_dim, config.n_embd) == (6, 2, 24, 64)
+
+
+def test_the_defaults_fit_a_machine_without_a_gpu(monkeypatch):
+    for part in (torch.cuda, torch.backends.mps):
+        monkeypatch.setattr(part, "is_available", lambda: False)
+    config = with_batch(TrainConfig(), ModelConfig().block_size)
+    device = pick_device(config.device)
+    assert device.type == "cpu" and pick_dtype(config.dtype, device) == torch.float32
+    assert config.compile is None and config.micro_batch_size == config.batch_size
 
 
 def test_head_counts_do_not_change_the_parameters():

@@ -12,9 +12,10 @@ from browser import opened
 
 from lab import headpage
 
-EVIL = "</script><img src=x onerror=alert(1)>"
+EVIL = """</script><img src=x onerror="document.title='pwned'"><!--<script>]]>\\"""
 WORDS = ["The", " king", " said", "\n", "the", " ", EVIL, " queen", "ü\t'\"&", "", " went", " home"]
-SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><rect id="a" width="9" height="9"/></svg>'
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><rect id="a" width="9" height="9"/>'
+SVG += '<text>id="b"</text></svg>'
 
 
 def attention(shape, seed, sd=1.5):
@@ -179,7 +180,8 @@ def test_text_cannot_leave_its_place(one, page):
     text = one.read_text(encoding="utf-8")
     assert "<img" not in text and text.count("<script") == text.count("</script>") == 3
     assert "<b>" not in text and text.count('id="picture-0-a"') == text.count('id="picture-1-a"') == 1
-    assert page.locator("img").count() == 0
+    assert page.locator("img").count() == 0 and page.title() == "Heads & <b>"
+    assert page.locator("figure text").first.text_content() == 'id="b"'
     assert page.locator(".strip span").nth(6).inner_text() == EVIL
     assert "'unsafe-eval'" not in text and "innerHTML" not in text
 

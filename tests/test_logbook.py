@@ -148,7 +148,7 @@ def test_a_pipe_gets_plain_ascii_lines(tmp_path, clock):
     steps(book, clock, 1, 55, 0.05)
     book.log(55, 55_000, train_loss=2.12341, lr=1e-3)
     book.log(55, 55_000, val_loss=1.75, val_bits_per_byte=2.5249)
-    book.note("best so far [bold]")
+    book.note("best so far [bold] :x: \x1b[2J")
     book.evaluating(0.5)
     book.close()
     # 1,445 steps at 0.05 s are 72 s
@@ -156,7 +156,7 @@ def test_a_pipe_gets_plain_ascii_lines(tmp_path, clock):
         "step 1/1500 | loss 4.0000 | lr 1.00e-03\n"
         "step 55/1500 | loss 2.1234 | lr 1.00e-03 | 20,000 tokens/s | 1:12 left\n"
         "step 55/1500 | val loss 1.7500 (2.525 bits/byte)\n"
-        "best so far [bold]\n"
+        "best so far [bold] :x: \\x1b[2J\n"
     )
 
 

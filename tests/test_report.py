@@ -20,7 +20,7 @@ FIVE = {
     "mqa": (8, 1, 0.013),
 }  # fmt: skip
 HEADS = {f"mha-n_head-{h}": (h, h, e) for h, e in ((1, 0.06), (2, 0.03), (4, 0.01), (8, 0.0), (16, 0.02))}
-AWKWARD = '</script><b>"x"&|`*'
+AWKWARD = '</script><img src=x onerror="document.title=1"><b>&|`*'
 
 
 def around(median):
@@ -385,6 +385,7 @@ def test_awkward_text_is_shown_and_nothing_else(tmp_path):
     results = make_results(tmp_path, {"mha": (8, 8, 0.0), name: (8, 1, 0.01)})
     page = report.to_html(results, charts.draw(results))
     assert page.count("</script>") == page.count("<script") == 4
+    assert "<img" not in page
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
     assert name in json.dumps(data, ensure_ascii=False).replace('\\"', '"')
     table = report.to_markdown(results, {}).split("## All figures\n\n")[1].split("\n\n")[0].splitlines()
@@ -466,6 +467,7 @@ def page(browser, case):
 
 
 def test_every_chart_is_drawn_in_light_and_in_dark(page, case):
+    assert page.title().startswith("Head designs compared") and page.locator("img").count() == 0
     for scheme, text in (("light", "#333333"), ("dark", "#CCCCCC")):
         page.emulate_media(color_scheme=scheme)
         page.wait_for_selector(f"body[data-drawn={scheme}]")

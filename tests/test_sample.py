@@ -122,6 +122,15 @@ def test_a_prompt_comes_from_a_file_or_from_standard_input_unchanged(letters, co
     assert command(letters, "--prompt_file", "-", "--seed", 1)[1] == out
 
 
+def test_a_terminal_is_not_obeyed_by_what_a_model_says(tmp_path, command, monkeypatch):
+    run = save_run(tmp_path, CharTokenizer("a\n\r\t\x07\x1b\x9b\u200f"))
+    words = (run, "--prompt", "\x1b", "--seed", 1, "--temperature", 100)
+    _, out, _ = command(*words)  # into a pipe: as it is
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    shown = out.replace("\x07", "\\x07").replace("\x1b", "\\x1b").replace("\x9b", "\\x9b")
+    assert command(*words)[1] == shown and set(out) == set("a\n\r\t\x07\x1b\x9b\u200f")
+
+
 @pytest.mark.parametrize("tokenizer", [CharTokenizer("xyz"), CharTokenizer("xyz", end=True), ByteTokenizer()])
 def test_there_is_always_something_to_begin_with(tmp_path, command, tokenizer):
     assert command(save_run(tmp_path, tokenizer), "--max_new_tokens", 3)[0] == 0
