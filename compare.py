@@ -56,9 +56,10 @@ class CompareConfig(DesignFiles):
     match: Literal["width", "params"] = "width"
     rates: tuple[float, ...] = ()  # learning rates to choose from for each design, on a seed that is not reported
     jobs: int = 1  # runs at a time; speed is measured after all of them
-    # submitit = every run is a job of the Slurm cluster here; without one, a process again
+    # submitit = every run is a job of the Slurm cluster here (4 hours, a CPU a thread, no GPU, unless --slurm says
+    # else), or of this machine where there is none; speed is measured where compare.py runs
     launcher: Literal["local", "submitit"] = "local"
-    slurm: tuple[str, ...] = ()  # of its jobs, as timeout_min=240 gpus_per_node=1 mem_gb=8 slurm_partition=gpu
+    slurm: tuple[str, ...] = ()  # for submitit's jobs: timeout_min=120 gpus_per_node=1 mem_gb=8 slurm_partition=gpu
     quick: bool = False  # a first look in three minutes: one seed, 80 steps, two contexts, unless given
     speed: bool = True  # measure training, prefill, decoding and memory after the training
     batch: tuple[int, ...] = (1, 16)  # sequences decoded together, when speed is measured; batch_size is training's

@@ -1,5 +1,6 @@
 """The runs of a sweep as jobs of a cluster, through submitit: of Slurm where there is one, else on this machine."""
 
+import logging
 import os
 import shutil
 import signal
@@ -31,6 +32,7 @@ class Cluster:
             import submitit
         except ImportError:
             raise UserError("--launcher submitit needs a package that is not here: pip install submitit") from None
+        logging.getLogger("submitit").setLevel(logging.ERROR)  # its warnings would break into the progress
         given = dict(map(read_setting, settings))
         given = {"timeout_min": TIMEOUT_MIN, "cpus_per_task": threads} | given
         save_seconds = given.get("slurm_signal_delay_s", SAVE_SECONDS)
@@ -57,7 +59,7 @@ class Cluster:
         command, output, left_out = run.command(), os.path.abspath(run.output), ALONE
 
         def train() -> None:
-            """In the job. It is nested, hence pickled whole: there, the rooms of this repository are not on the path."""
+            """In the job. Nested, hence pickled whole: the rooms of this repository are not on its path."""
             process = None
             told_to_stop = False
 
@@ -113,7 +115,7 @@ class Job:
         """Cancel the job: train.py gets SIGTERM, whatever the number."""
         if self.on_slurm:
             self.job.cancel(check=False)
-        elif self.job.poll() is None:
+        elif not self.job.done():
             os.kill(int(self.job.job_id), signal.SIGTERM)  # its cancel() kills after a second, too soon to save
 
     def wait(self) -> int | None:
