@@ -101,12 +101,9 @@ class Job:
 
     def poll(self, force: bool = False) -> int | None:
         """Exit status of train.py once it has ended, 1 if the job ended without one. Reads no pickle."""
-        if self.returncode is None:
-            done = self.job.done(force)  # asked first: what it wrote is there by then
-            if self.status_file.exists():
-                self.returncode = int(self.status_file.read_text())
-            elif done:
-                self.returncode = 1
+        if self.returncode is None and self.job.done(force):
+            self.returncode = int(self.status_file.read_text()) if self.status_file.exists() else 1
+            if not self.status_file.exists():
                 with open(self.run.output, "a", encoding="utf-8") as file:
                     file.write(f"\njob {self.job.job_id} ended as {self.job.state}; see {self.job.paths.stderr}\n")
         return self.returncode

@@ -55,7 +55,6 @@ def all_below(pid):
 
 def test_a_sweep_sees_of_a_job_what_it_sees_of_a_process(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")  # of whatever compare.py itself was started in
-    (tmp_path / "jobs").mkdir(0o755)
     seen = []
     for start in (start_here, Cluster(tmp_path, [], 1).start):
         folder = tmp_path / start.__name__
@@ -68,7 +67,6 @@ def test_a_sweep_sees_of_a_job_what_it_sees_of_a_process(tmp_path, monkeypatch):
         sweep.train(runs[:1])  # it is finished
     assert seen[0] == seen[1] and seen[0][0] == [True, False, False] and seen[0][3][0] == "False\n"
     assert [failure["error"][:18] for failure in seen[0][1]] == ["train.py: it diver", "ended by signal 9,"]
-    assert not list(tmp_path.rglob("*_result.pkl.save_tmp"))
 
 
 def test_a_stop_reaches_every_job_and_none_is_left(tmp_path):
@@ -95,7 +93,7 @@ def test_a_job_that_ends_without_a_word_is_a_failure_that_says_where_to_look(tmp
         job = cluster.start(run)
         while not (run.output.exists() and "training" in run.output.read_text()):
             time.sleep(0.05)
-        for pid in reversed(all_below(os.getpid())):  # as a node that is lost
+        for pid in all_below(os.getpid()):  # from the top, as when a node is lost
             os.kill(pid, signal.SIGKILL)
         return job
 
@@ -130,19 +128,19 @@ def test_job_files_lie_where_nobody_else_can_write(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("word", "told"),
     [
-        (["--slurm", "partition=gpu"], "'partition' in parameter|executor 'partition'|Parameter 'partition'"),
-        (["--slurm", "slurm_partitoin=gpu"], "Unknown argument 'partitoin'"),
-        (["--slurm", "timeout_min=long"], 'timeout_min.*"long"'),
-        (["--slurm", "timeout_min"], "not KEY=VALUE"),
-        (["--slurm", "nodes=2"], "one process on one node"),
+        ("memory=4", "--slurm memory=4: Parameter 'memory'"),
+        ("slurm_partitoin=gpu", "Unknown argument 'partitoin'"),
+        ("timeout_min=long", 'timeout_min.*"long"'),
+        ("timeout_min", "not KEY=VALUE"),
+        ("nodes=2", "one process on one node"),
     ],
 )
-def test_a_mistake_in_a_setting_of_the_cluster_is_one_sentence(tmp_path, words, told):
+def test_a_mistake_in_a_setting_of_the_cluster_is_one_sentence(tmp_path, word, told):
     with pytest.raises(UserError, match=told) as error:
-        Cluster(tmp_path, words[1:], 1)
-    assert "\n" not in str(error.value) and not list(tmp_path.glob("jobs/*"))
+        Cluster(tmp_path, [word], 1)
+    assert "\n" not in str(error.value)
 
 
 def test_values_of_settings_are_numbers_where_they_look_so():
