@@ -13,6 +13,7 @@ from rich.console import Console
 from test_compare import TINY, children, command
 
 import compare
+import train
 from lab.launcher import Cluster, private_folder, read_setting
 from lab.sweep import Run, Stopped, Sweep, start_here
 from runtime.errors import UserError
@@ -77,7 +78,8 @@ def test_a_stop_reaches_every_job_and_none_is_left(tmp_path):
         job = start(run)
         while not (run.output.exists() and "training" in run.output.read_text()):
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
+        for pid in [*all_below(os.getpid()), os.getpid()]:  # as a terminal does
+            os.kill(pid, signal.SIGINT)
         return job
 
     with pytest.raises(Stopped):
@@ -157,25 +159,26 @@ def test_slurm_without_submitit_and_submitit_not_installed_are_told(dataset, tmp
         compare.main([*line, "--launcher", "submitit"])
 
 
-def test_a_comparison_by_jobs_that_is_killed_ends_with_the_losses_of_one_by_processes(dataset, tmp_path):
-    """Killed whole inside its first run, then once more from the same command; the other by processes, undisturbed."""
-    words = ["--vary", "n_kv_head", "4", "1", "--seeds", "1", "--no-speed"]
-    local, jobs = (command(dataset, tmp_path / name, *words) for name in ("local", "jobs"))
-    assert subprocess.run(local, cwd=Path(compare.__file__).parent, stdin=subprocess.DEVNULL).returncode == 0
-    jobs += ["--launcher", "submitit"]
-    process = subprocess.Popen(jobs, cwd=Path(compare.__file__).parent, stdin=subprocess.DEVNULL)
-    first = tmp_path / "jobs" / "n_kv_head=4-1"
+def test_a_comparison_by_jobs_that_is_killed_goes_on_and_ends_as_what_nothing_disturbed(dataset, tmp_path):
+    folder = tmp_path / "runs"
+    line = command(dataset, folder, "--vary", "n_kv_head", "4", "1", "--seeds", "1", "--no-speed",
+                   "--launcher", "submitit")  # fmt: skip
+    process = subprocess.Popen(line, stdin=subprocess.DEVNULL)
+    first = folder / "n_kv_head=4-1"
     while not (first / "last" / "meta.json").exists():
         assert process.poll() is None
         time.sleep(0.002)
-    for pid in [process.pid, *all_below(process.pid)]:
+    for pid in [process.pid, *all_below(process.pid)]:  # the comparison and its job
         os.kill(pid, signal.SIGKILL)
     process.wait()
     step = json.loads((first / "last" / "meta.json").read_text())["step"]
-    assert subprocess.run(jobs, cwd=Path(compare.__file__).parent, stdin=subprocess.DEVNULL).returncode == 0
+    assert subprocess.run([*line, "--jobs", "2"], stdin=subprocess.DEVNULL).returncode == 0
     assert step < 16 and f"going on from step {step}" in (first / "output.txt").read_text()
-    rows = [json.loads((tmp_path / name / "results.json").read_text())["designs"] for name in ("local", "jobs")]
-    assert [one["loss"] for one in rows[0]] == [one["loss"] for one in rows[1]] and rows[0][0]["loss"]["n"] == 1
-    for name in ("n_kv_head=4-1", "n_kv_head=1-1"):
-        weights = [tmp_path / how / name / "last" / "model.safetensors" for how in ("local", "jobs")]
+    assert len(list(folder.glob("jobs/*/*.status"))) == 2
+    losses = [one["loss"]["mean"] for one in json.loads((folder / "results.json").read_text())["designs"]]
+    for name, loss in zip(("n_kv_head=4", "n_kv_head=1"), losses, strict=True):
+        whole = tmp_path / name
+        assert train.main([str(folder / "designs" / f"{name}.toml"), "--seed", "1", "--out_dir", str(whole)]) == 0
+        weights = [run / "last" / "model.safetensors" for run in (whole, folder / f"{name}-1")]
         assert weights[0].read_bytes() == weights[1].read_bytes()
+        assert loss == json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])["val_loss"]
