@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
     if baseline not in plans:
         raise UserError(f"baseline {baseline} is not among the designs: {', '.join(plans)}")
     plans, adjusted = match_parameters(plans, baseline) if config.match == "params" else (plans, [])
-    out_dir.mkdir(0o755, parents=True, exist_ok=True)
+    out_dir.mkdir(0o777 if config.launcher == "local" else 0o755, parents=True, exist_ok=True)
     lock = hold(out_dir)
     cluster = Cluster(out_dir, config.slurm, threads) if config.launcher == "submitit" else None
 

@@ -163,7 +163,7 @@ def test_a_comparison_by_jobs_that_is_killed_goes_on_and_ends_as_what_nothing_di
     folder = tmp_path / "runs"
     line = command(dataset, folder, "--vary", "n_kv_head", "4", "1", "--seeds", "1", "--no-speed",
                    "--launcher", "submitit")  # fmt: skip
-    process = subprocess.Popen(line, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(line, stdin=subprocess.DEVNULL, umask=0o002)  # as where users have groups of their own
     first = folder / "n_kv_head=4-1"
     while not (first / "last" / "meta.json").exists():
         assert process.poll() is None
