@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.designs import Design, DesignFiles, read_designs
+from lab.launcher import Cluster
 from lab.plans import EVAL_TOKENS, EVALUATIONS, check_alike, make_plan, match_parameters, thread_count, varied
 from lab.results import describe, rates_part, run_rows, write_sample
 from lab.speed import count, measure
@@ -56,6 +57,10 @@ class CompareConfig(DesignFiles):
     match: Literal["width", "params"] = "width"
     rates: tuple[float, ...] = ()  # learning rates to choose from for each design, on a seed that is not reported
     jobs: int = 1  # runs at a time; speed is measured after all of them
+    # submitit = every run is a job of the Slurm cluster here (4 hours, a CPU a thread, no GPU, unless --slurm says
+    # else), or of this machine where there is none; speed is measured where compare.py runs
+    launcher: Literal["local", "submitit"] = "local"
+    slurm: tuple[str, ...] = ()  # for submitit's jobs: timeout_min=120 gpus_per_node=1 mem_gb=8 slurm_partition=gpu
     quick: bool = False  # a first look in three minutes: one seed, 80 steps, two contexts, unless given
     speed: bool = True  # measure training, prefill, decoding and memory after the training
     batch: tuple[int, ...] = (1, 16)  # sequences decoded together, when speed is measured; batch_size is training's
@@ -70,6 +75,8 @@ class CompareConfig(DesignFiles):
                 raise ValueError(f"{name} must be one or more whole numbers from 1")
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} names a size twice")
+        if self.slurm and self.launcher != "submitit":
+            raise ValueError("slurm is for jobs of a cluster: add --launcher submitit, or leave it out")
         if len(self.vary) == 1:
             raise ValueError(f"vary {self.vary[0]} needs the values to try: --vary {self.vary[0]} V1 V2")
         if self.rates and (len(set(self.rates)) < max(2, len(self.rates)) or not all(0 < r < 1e9 for r in self.rates)):
@@ -93,13 +100,15 @@ def main(argv: list[str]) -> int:
     if baseline not in plans:
         raise UserError(f"baseline {baseline} is not among the designs: {', '.join(plans)}")
     plans, adjusted = match_parameters(plans, baseline) if config.match == "params" else (plans, [])
-    out_dir.mkdir(parents=True, exist_ok=True)
+    out_dir.mkdir(0o777 if config.launcher == "local" else 0o755, parents=True, exist_ok=True)
     lock = hold(out_dir)
+    cluster = Cluster(out_dir, config.slurm, threads) if config.launcher == "submitit" else None
 
     # Training. The rates first, if they are to be chosen; every design at its own; then all at the common one.
     stop = StopSignal()
     seeds = range(1, config.seeds + 1)
-    sweep = Sweep(config.jobs, len(plans) * (config.seeds + len(config.rates)), console, stop)
+    how = (cluster.start, cluster.poll_seconds) if cluster else ()
+    sweep = Sweep(config.jobs, len(plans) * (config.seeds + len(config.rates)), console, stop, *how)
     rate = plans[baseline].run.learning_rate
     common = {name: at_rate(plan, rate) for name, plan in plans.items()} if config.rates else plans
     tried: dict[str, dict[float, float]] = {}

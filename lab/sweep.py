@@ -11,10 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from data import Dataset
 from model import ModelConfig
 from runtime.checkpoint import read_meta
-from runtime.errors import UserError, plain
+from runtime.errors import EnvironmentFault, UserError, plain
 from runtime.logbook import clock_time
 from runtime.runs import StopSignal, TrainConfig, check_data, hold, write_whole
 from runtime.settings import as_dict, read_toml, show, to_toml
@@ -30,6 +30,7 @@ from runtime.settings import as_dict, read_toml, show, to_toml
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 POLL_SECONDS = 0.1
 OWN = {"seed", "out_dir", "resume", "overwrite", "init_from", "eval_only"}  # settings that belong to one run
+ALONE = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}  # of an environment; a run is one process, whatever compare.py began in
 
 
 class Plan(NamedTuple):
@@ -55,6 +56,11 @@ class Run(NamedTuple):
     @property
     def metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
+
+    @property
+    def output(self) -> Path:
+        """What it printed when it was last trained."""
+        return self.folder / "output.txt"
 
     def last_row(self) -> dict[str, Any]:
         """The newest whole row of its log, or none of it."""
@@ -145,14 +151,38 @@ def check_same(plan: Plan, saved: Mapping[str, Any], what: str) -> None:
             )
 
 
+class Process(Protocol):
+    """A run being trained: what is used of subprocess.Popen."""
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def wait(self) -> int | None: ...
+
+
+def start_here(run: Run) -> subprocess.Popen[bytes]:
+    """Train a run on this machine."""
+    with open(run.output, "wb") as output:
+        return subprocess.Popen(
+            run.command(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            env={name: value for name, value in os.environ.items() if name not in ALONE},
+            start_new_session=True,  # Ctrl-C reaches it through us, once
+        )  # fmt: skip
+
+
 class Stopped(Exception):
     """A signal came, and every run that was going has saved."""
 
 
 class Sweep:
-    """Trains runs, `jobs` at a time, and shows how far all of them are."""
+    """Trains runs, `jobs` at a time, each by `start`, and shows how far all of them are."""
 
-    def __init__(self, jobs: int, total: int, console: Console, stop: StopSignal):
+    def __init__(
+        self, jobs: int, total: int, console: Console, stop: StopSignal,
+        start: Callable[[Run], Process] = start_here, poll_seconds: float = POLL_SECONDS,
+    ):  # fmt: skip
+        self.start, self.poll_seconds = start, poll_seconds
         self.jobs, self.total, self.console, self.stop = jobs, total, console, stop
         self.done = 0  # finished runs, those found finished included
         self.trained: list[float] = []  # seconds that each whole run took here
@@ -164,7 +194,7 @@ class Sweep:
     def train(self, runs: Sequence[Run]) -> None:
         """Bring every run to its end or to a failure; Stopped if a signal came."""
         waiting = list(runs)
-        running: dict[Run, tuple[subprocess.Popen[bytes], float, float]] = {}  # process, clock, share it began with
+        running: dict[Run, tuple[Process, float, float]] = {}  # process, clock, share it began with
         if self.console.is_interactive:
             self.progress.start()
         try:
@@ -181,17 +211,17 @@ class Sweep:
                     run.folder.mkdir(parents=True, exist_ok=True)
                     share = run.share_done()
                     self._say(f"{run.name}, seed {run.seed}: " + ("going on" if share else "training"))
-                    with open(run.folder / "output.txt", "wb") as output:
-                        process = subprocess.Popen(
-                            run.command(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                            start_new_session=True,  # Ctrl-C reaches it through us, once
-                        )  # fmt: skip
-                    running[run] = process, time.monotonic(), share
-                time.sleep(POLL_SECONDS)
+                    try:
+                        running[run] = self.start(run), time.monotonic(), share
+                    except EnvironmentFault as error:  # a cluster's refusal
+                        self.done += 1
+                        self._failed(run, str(error))
+                time.sleep(self.poll_seconds)
                 for run, (process, clock, share) in list(running.items()):
-                    if process.poll() is not None:
+                    status = process.poll()
+                    if status is not None:
                         del running[run]
-                        self._ended(run, process.returncode, time.monotonic() - clock, share)
+                        self._ended(run, status, time.monotonic() - clock, share)
                 self._draw(running)
         finally:
             if self.stop.number and running:
@@ -213,12 +243,15 @@ class Sweep:
             left = f", {clock_time(self.seconds_left([]))} left" if self.trained else ""
             self._say(f"{run.name}, seed {run.seed}: {loss:.4f} after {seconds:.0f} s ({self.done}/{self.total}{left})")
             return
-        lines = (run.folder / "output.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = run.output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         error = plain(lines[-1]) if lines else f"ended with status {status} and not a word"
         if status < 0:
             error = f"ended by signal {-status}" + ", perhaps for want of memory" * (status == -signal.SIGKILL)
         elif status == 0:
             error = "its validation loss is not a number"
+        self._failed(run, error)
+
+    def _failed(self, run: Run, error: str) -> None:
         self.failures.append({"design": run.name, "seed": run.seed, "error": error})
         self._say(f"{run.name}, seed {run.seed} failed: {error}")
 

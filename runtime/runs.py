@@ -283,7 +283,10 @@ def python() -> str:
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM, noted so that the step can be finished; a second one ends the process at once."""
+    """Ctrl-C and SIGTERM, noted so that the step can be finished; Ctrl-C once more ends the process at once.
+
+    A scheduler may send SIGTERM twice, to the process and to all of its job, and means it once.
+    """
 
     def __init__(self) -> None:
         self.number = 0  # of the signal, once there was one
@@ -291,6 +294,5 @@ class StopSignal:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: Any) -> None:
-        self.number = number
-        for again in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(again, signal.SIG_DFL)
+        self.number = self.number or number
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -80,22 +80,37 @@ def parse(
     Words ending in .toml are settings files unless they are a flag's value; a later file wins over an
     earlier one and a flag over all. `--help` prints and exits. UserError tells a mistake.
     """
-    given = read(argv, *classes, prog=prog, description=description, files_allowed=files_allowed)
-    return build(classes, given), given
+    given, origin = _read(argv, classes, prog, description, files_allowed)
+    try:
+        return build(classes, given), given
+    except UserError as error:  # settings that do not fit each other: it names them, and here is who set them
+        files = dict.fromkeys(origin[word] for word in re.findall(r"\w+", str(error)) if word in origin)
+        raise UserError(f"{', '.join(files)}: {error}" if files else str(error)) from None
 
 
 def read(
     argv: Sequence[str], *classes: type, prog: str, description: str, files_allowed: bool = True
 ) -> dict[str, Any]:
     """As parse, but only the settings that were given: each checked by itself, nothing built of them."""
+    return _read(argv, classes, prog, description, files_allowed)[0]
+
+
+def _read(
+    argv: Sequence[str], classes: Sequence[type], prog: str, description: str, files_allowed: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """As read, and the file of every setting that one of them gave and no flag."""
     kinds = _kinds(classes)
     if "--help" in argv or "-h" in argv:
         _print_help(classes, prog, description, files_allowed)
     files, flags = _read_line(argv, kinds, files_allowed)
     given: dict[str, Any] = {}
+    origin: dict[str, str] = {}
     for file in files:
-        given |= read_file(file, *classes)
-    return given | _checked(flags, kinds)
+        values = read_file(file, *classes)
+        given |= values
+        origin |= dict.fromkeys(values, file)
+    checked = _checked(flags, kinds)
+    return given | checked, {name: file for name, file in origin.items() if name not in checked}
 
 
 def read_file(file: str, *classes: type) -> dict[str, Any]:
@@ -148,7 +163,7 @@ def describe(*instances: Any, given: Mapping[str, Any]) -> str:
         for f in dataclasses.fields(one):
             value = getattr(one, f.name)
             value = given.get(f.name) if value is None else value
-            mark = "" if value == f.default else "*" if f.name in given else "~"
+            mark = "" if value == f.default else "*" if f.name in given and given[f.name] == value else "~"
             item = f" {mark}{f.name} {_bare(value)},"
             if len(line) + len(item) > 100:
                 lines.append(line)

@@ -41,6 +41,7 @@ LOADER = ["tests/test_loader.py"]
 RANKS = ["tests/test_ranks.py"]
 TOKENFILE = ["tests/test_tokenfile.py"]
 SETTINGS = ["tests/test_settings.py"]
+LAUNCHER = ["tests/test_launcher.py"]
 LOGBOOK = ["tests/test_logbook.py"]
 GENERATE = ["tests/test_generate.py"]
 PROBES = ["tests/test_probes.py"]
@@ -188,10 +189,9 @@ MUTANTS = [
     ("a token file's length is not checked", "data/tokenfile.py", "if size != expected:", "if False:", TOKENFILE),
     ("a token file gets its name before it is synced", "data/tokenfile.py",
      "                os.fsync(file.fileno())\n", "                pass\n", TOKENFILE),
-    ("an earlier settings file wins", "runtime/settings.py", "given |= read_file(file, *classes)",
-     "given = read_file(file, *classes) | given", SETTINGS),
-    ("files win over the shell", "runtime/settings.py", "return given | _checked(flags, kinds)",
-     "return _checked(flags, kinds) | given", SETTINGS),
+    ("an earlier settings file wins", "runtime/settings.py", "given |= values", "given = values | given", SETTINGS),
+    ("files win over the shell", "runtime/settings.py", "return given | checked,", "return checked | given,",
+     SETTINGS),
     ("true is a whole number", "runtime/settings.py", "type(value) is self.type", "isinstance(value, self.type)", SETTINGS),
     ("rows of steps that were never saved stay in the log", "runtime/logbook.py", 'if step < last_step or',
      'if step < 10**9 or', LOGBOOK),
@@ -221,6 +221,11 @@ MUTANTS = [
     ("a run is finished before its last evaluation", "lab/sweep.py", ' and row.get("val_tokens") == self.val_tokens', "", COMPARE),
     ("what is finished is trained again", "lab/sweep.py", "                    if run.finished():", "                    if False:", COMPARE),
     ("another setting joins the same folder", "lab/sweep.py", "        if was != now:", "        if False:", COMPARE),
+    ("a job is stopped without its run", "lab/launcher.py", "                if process:\n                    process.terminate()\n", "                pass\n",
+     LAUNCHER),
+    ("others may write where the job files lie", "lab/launcher.py", " or info.st_mode & 0o022", "", LAUNCHER),
+    ("a run takes itself for one of torchrun's", "lab/sweep.py", "for name, value in os.environ.items() if name not in ALONE", "for name, value in os.environ.items()",
+     LAUNCHER),
     ("threads are mixed", "lab/plans.py", "        if given not in (None, saved):", "        if False:", COMPARE),
     ("parameters are matched to a tenth", "lab/plans.py", "abs(total / target - 1) > 0.005", "abs(total / target - 1) > 1", COMPARE),
     ("rates are chosen on a reported seed", "compare.py", "RATE_SEED = 0", "RATE_SEED = 1", COMPARE),

@@ -225,7 +225,11 @@ def test_a_flag_without_its_value_does_not_swallow_the_next(words):
 
 def test_a_classs_own_refusal_is_passed_on():
     write("a.toml", "n_kv_head = 3")
-    assert refusal("a.toml") == "n_head 8 is not divisible by n_kv_head 3"
+    assert refusal("--n_kv_head", "3") == "n_head 8 is not divisible by n_kv_head 3"
+    assert refusal("a.toml") == "a.toml: n_head 8 is not divisible by n_kv_head 3"
+    write("b.toml", "n_head = 4\nbias = false")
+    assert refusal("a.toml", "b.toml") == "b.toml, a.toml: n_head 4 is not divisible by n_kv_head 3"
+    assert refusal("a.toml", "b.toml", "--n_head", "2").startswith("a.toml: n_head 2")
 
 
 def test_a_missing_file_is_told_with_the_nearest_one():
@@ -278,6 +282,8 @@ def test_the_block_marks_what_differs_and_where_it_came_from():
     assert "*n_head 4," in block and "~n_kv_head 2," in block
     assert " bias true" in block and " norm rms," in block
     assert "*compile false," in block  # it was given, and something else took its place
+    unset = describe(ShapeConfig(n_kv_head=2), given={"n_kv_head": None})  # and then worked out
+    assert "~n_kv_head 2," in unset
     assert max(map(len, block.splitlines())) <= 100
 
 

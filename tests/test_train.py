@@ -116,6 +116,15 @@ def test_a_second_signal_ends_at_once():
     assert done.returncode == -signal.SIGINT and done.stdout.split() == ["2"]
 
 
+def test_sigterm_sent_twice_is_meant_once():
+    code = (
+        "import os, signal; from runtime import runs; stop = runs.StopSignal()\n"
+        "for _ in range(2): os.kill(os.getpid(), signal.SIGTERM)\nprint(stop.number)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.split() == ["15"]
+
+
 def test_how_often_one_evaluates_logs_or_saves_does_not_change_training(go):
     often = go("often", "--max_steps", "12", "--dropout", "0.1", "--eval_interval", "1", "--log_interval", "1",
                "--save_interval", "1")  # fmt: skip
