@@ -60,7 +60,7 @@ def test_the_defaults_fit_a_machine_without_a_gpu(monkeypatch):
     config = with_batch(TrainConfig(), ModelConfig().block_size)
     device = pick_device(config.device)
     assert device.type == "cpu" and pick_dtype(config.dtype, device) == torch.float32
-    assert config.compile is None and config.micro_batch_size == config.batch_size
+    assert config.compile is None and config.micro_batch_size is None  # no accumulation
 
 
 def test_head_counts_do_not_change_the_parameters():
