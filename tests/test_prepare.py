@@ -391,14 +391,14 @@ def test_a_meta_that_is_cut_anothers_or_of_other_types_is_refused(make, tmp_path
 
 def test_two_documents_in_one_window_see_each_other(make):
     """The rule of the README: attention is not stopped where a document ends."""
-    dataset = make({"a.jsonl": jsonl(["ab" * 8, "cd" * 8, "ab" * 9])}, val_fraction=0.3)
-    ids_ = torch.from_numpy(dataset.train.read(0, 30).astype(np.int64))[None]
-    end = ids_[0].tolist().index(dataset.tokenizer.end_id)
-    changed = ids_.clone()
-    changed[0, 0] += 1  # another first document
+    dataset = make({"a.jsonl": jsonl(WORDS[:20])})
+    tokens = torch.from_numpy(dataset.train.read(0, 30).astype(np.int64))[None]
+    end = tokens[0].tolist().index(dataset.tokenizer.end_id)
+    changed = tokens.clone()
+    changed[0, 0] -= 1  # another first document
     model = GPT(ModelConfig(vocab_size=dataset.vocab_size, block_size=30, n_layer=1), 1).eval()
     with torch.inference_mode():
-        assert not torch.equal(model.hidden(ids_)[0, end + 1 :], model.hidden(changed)[0, end + 1 :])
+        assert not torch.equal(model.hidden(tokens)[0, end + 1 :], model.hidden(changed)[0, end + 1 :])
 
 
 def test_it_can_be_called_in_a_spawned_process(tmp_path):
