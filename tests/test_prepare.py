@@ -398,6 +398,8 @@ def test_two_documents_in_one_window_see_each_other(make):
     changed[0, 0] -= 1  # another first document
     model = GPT(ModelConfig(vocab_size=dataset.vocab_size, block_size=30, n_layer=1), 1).eval()
     with torch.inference_mode():
+        for weights in model.parameters():  # some begin at 0
+            weights.normal_(std=0.1)
         assert not torch.equal(model.hidden(tokens)[0, end + 1 :], model.hidden(changed)[0, end + 1 :])
 
 
