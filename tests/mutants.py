@@ -55,6 +55,8 @@ CONVERT = ["tests/test_convert.py"]
 HUGGINGFACE = ["tests/test_huggingface.py"]
 REGROUP = ["tests/test_regroup.py"]
 UPTRAIN = ["tests/test_uptrain.py"]
+PREPARATION = ["tests/faults/test_preparation.py"]
+SOURCES = ["tests/test_sources.py"]
 
 MUTANTS = [
     (
@@ -178,6 +180,13 @@ MUTANTS = [
     ("a token file's length is not checked", "data/tokenfile.py", "if size != expected:", "if False:", TOKENFILE),
     ("a token file gets its name before it is synced", "data/tokenfile.py",
      "                os.fsync(file.fileno())\n", "                pass\n", TOKENFILE),
+    ("an order takes eight bytes a window", "data/loader.py", "np.min_scalar_type(max(self.per_pass, 1 << 16))",
+     "np.int64", LOADER),
+    ("what a killed preparation left stays", "prepare.py", "            clear_leftovers(folder)\n", "", PREPARATION),
+    ("the data set that a killed preparation moved away is lost", "prepare.py",
+     '                put_back(aside / "old", folder)\n', "", PREPARATION),
+    ("what another process is preparing is cleared away", "prepare.py", "            if dead:\n", "            if True:\n", PREPARATION),
+    ("more rows of the hub are read than were asked for", "data/sources.py", "None if first is None else int(first)", "None", SOURCES),
     ("an earlier settings file wins", "runtime/settings.py", "given |= read_file(file, *classes)",
      "given = read_file(file, *classes) | given", SETTINGS),
     ("files win over the shell", "runtime/settings.py", "return given | _checked(flags, kinds)",

