@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+import glob
 import hashlib
 import json
 import math
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -28,8 +30,14 @@ from data.tokenfile import DataError, TokenWriter
 from data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, gpt2_tokenizer, safe_cut, train_bpe
 from runtime import errors, settings
 
+try:
+    import fcntl
+except ImportError:  # Windows, where what a killed run left aside stays there
+    fcntl = None  # type: ignore[assignment]
+
 BUILT_IN = {"shakespeare": sources.shakespeare, "tinyshakespeare": sources.tinyshakespeare}
 BPE_SAMPLE = 20_000_000  # characters of the training split that byte pairs are learned from
+ASIDE = ".aside"  # ends the name of a hidden folder beside a data set that is being made
 LONGEST = 4 * sources.PIECE  # characters that may wait for a place where ids do not depend on the cut
 FILES_SHOWN = 20
 
@@ -41,7 +49,7 @@ class PrepareConfig:
     files: tuple[str, ...] = ()  # texts (.txt, .md), rows (.jsonl, .parquet), folders of them
     hub: str | None = None  # data set on the Hugging Face hub, OWNER/NAME
     subset: str | None = None  # subset of the hub data set, where it has several
-    split: str | None = None  # split of the hub data set (train if unset)
+    split: str | None = None  # split of the hub data set (train if unset); train[:1000] reads its first 1000 rows
     field: str | None = None  # field of rows that holds the text (text if unset)
     tokenizer: Literal["char", "byte", "bpe", "gpt2"] = "char"  # bpe is learned from the training split
     vocab_size: int | None = None  # ids of the bpe tokenizer (4096 if unset)
@@ -274,14 +282,63 @@ def replacing(folder: Path) -> Iterator[Path]:
     if folder.exists() and not (folder.is_dir() and {f.name for f in folder.iterdir()} <= set(data.FILES)):
         raise DataError(f"{folder} is there and is not a prepared data set: choose another NAME")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
-        new = Path(aside, "new")
+    with contextlib.ExitStack() as stack:
+        with held(folder.parent, wait=True):  # so that a folder just made is not taken for one left behind
+            clear_leftovers(folder)
+            aside = tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=ASIDE, dir=folder.parent)
+            new, old = (Path(stack.enter_context(aside), name) for name in ("new", "old"))
+            stack.enter_context(held(Path(aside.name)))
         new.mkdir()
         yield new
-        if folder.exists():
-            os.replace(folder, Path(aside, "old"))
+        try:
+            if folder.exists():
+                os.replace(folder, old)
+            os.replace(new, folder)
+        finally:
+            put_back(old, folder)
+        if old.exists():
             print(f"{folder} takes the place of what was prepared there before")
-        os.replace(new, folder)
+
+
+@contextlib.contextmanager
+def held(folder: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether other processes are kept from holding a folder while the block runs and this process lives."""
+    if fcntl is None:
+        yield False
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            locked = True
+        except OSError:  # another process has it, or this file system knows no locks
+            locked = False
+        yield locked
+    finally:
+        os.close(descriptor)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what runs that were killed left beside a data set, and put back what one had just moved away."""
+    for aside in folder.parent.glob(f".{glob.escape(folder.name)}.{'?' * 8}{ASIDE}"):
+        with held(aside) as dead:
+            if dead:
+                put_back(aside / "old", folder)
+                shutil.rmtree(aside)
+
+
+def put_back(old: Path, folder: Path) -> None:
+    if old.exists() and not folder.exists():
+        os.replace(old, folder)
+
+
+def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+    """The file without which a folder is no data set: written last."""
+    path = folder / "meta.json"
+    with errors.naming(path), open(path, "w", encoding="utf-8") as file:
+        json.dump(meta, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def corpus(config: PrepareConfig, aside: Path) -> Callable[[sources.Say], Iterator[sources.Document]]:
@@ -336,7 +393,7 @@ def prepare(config: PrepareConfig) -> None:
             "fingerprint": data.fingerprint(tokenizer, train.sha256, val.sha256),
             "tokenizer": tokenizer.to_meta(),
         }
-        (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        write_meta(new, meta)
     print(f"wrote {folder}")
 
 
@@ -349,7 +406,7 @@ def prepare_probe(config: PrepareConfig) -> None:
         fingerprint = data.fingerprint(Tokenizer.from_meta(meta["tokenizer"]), *hashes)
         own: dict[str, Any] = {"format": data.FORMAT, "arguments": settings.as_dict(config), "fingerprint": fingerprint}
         meta = {**own, **meta}
-        (new / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        write_meta(new, meta)
     for split, part in meta["splits"].items():
         print(f"{split}: {part['examples']:,} examples, {part['tokens']:,} tokens, of which {part['targets']:,} count")
     told = meta["probe"]

@@ -102,6 +102,7 @@ def main(argv: list[str]) -> None:
     if not meta["train"]:
         raise UserError(f"{parent} was not trained here: its steps and its data are not known")
     dataset = open_or_prepare(meta["dataset"]["name"])
+    dataset.verify()
     check_data(dataset, meta, config.run, exact=True)
     out = Path(config.out_dir or f"runs/uptrain-{parent.name}")
     old = build((ModelConfig,), meta["model"])[0]

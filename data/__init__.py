@@ -82,12 +82,12 @@ def open_dataset(name: str) -> Dataset:
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
-            raise DataError(f"{path} has format {meta['format']} where {FORMAT} is read: prepare it again")
+            raise DataError(f"it has format {meta['format']} where {FORMAT} is read: prepare it again")
         tokenizer = Tokenizer.from_meta(meta["tokenizer"])
         counts = [meta["splits"][split]["tokens"] for split in ("train", "val")]
         meta["fingerprint"].encode("ascii")
-    except DataError:
-        raise
+    except DataError as error:
+        raise DataError(f"{path / 'meta.json'}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path / 'meta.json'} is damaged ({error!r}): prepare the data set again") from None
     train, val = (

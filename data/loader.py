@@ -11,8 +11,9 @@ class Windows:
 
     Pass p has an offset and an order of its own, drawn from (seed, p); window i of a pass starts at
     offset + i * block_size, and where only some tokens count, as in a probe of examples one after another, the offset
-    is 0. Row r of step s is sample s * batch_size + r of the endless sequence of passes.
-    DataError if the split is too short for one window and its targets.
+    is 0. Row r of step s is sample s * batch_size + r of the endless sequence of passes. A pass of n tokens leaves out
+    those before its offset and after its last window, fewer than 2 * block_size together; the next has another offset.
+    The order takes 4 bytes a window. DataError if the split is too short for one window and its targets.
     """
 
     def __init__(self, tokens: TokenFile, block_size: int, batch_size: int, seed: int):
@@ -23,7 +24,7 @@ class Windows:
             )
         self.tokens, self.block_size, self.batch_size, self.seed = tokens, block_size, batch_size, seed
         self.per_pass = max(1, (len(tokens) - block_size) // block_size)
-        self._passes: dict[int, tuple[int, np.ndarray]] = {}
+        self._pass: tuple[int, int, np.ndarray] | None = None  # the number of the last one asked for, offset, order
 
     def batch(self, step: int, rows: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets (the next tokens, IGNORED where they do not count), both int64 (n_rows, block_size).
@@ -39,10 +40,12 @@ class Windows:
 
     def _start(self, sample: int) -> int:
         number, place = divmod(sample, self.per_pass)
-        if number not in self._passes:  # a batch may straddle two passes: keep one earlier pass at most
-            self._passes = dict(list(self._passes.items())[-1:])
+        if self._pass is None or self._pass[0] != number:
+            self._pass = None  # makes room: of a file of 4 GB in windows of 64 an order takes 125 MB
             random = np.random.default_rng((self.seed, number))
             offset = int(random.integers(len(self.tokens) - self.per_pass * self.block_size))
-            self._passes[number] = 0 if self.tokens.counted else offset, random.permutation(self.per_pass)
-        offset, order = self._passes[number]
+            order = np.arange(self.per_pass, dtype=np.min_scalar_type(max(self.per_pass, 1 << 16)))
+            random.shuffle(order)
+            self._pass = number, 0 if self.tokens.counted else offset, order
+        _, offset, order = self._pass
         return offset + int(order[place]) * self.block_size

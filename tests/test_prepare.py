@@ -1,15 +1,22 @@
 """python prepare.py: sources, splits and tokenizers end to end, and one sentence for every mistake."""
 
+import functools
 import json
+import multiprocessing
+import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import prepare
 from data import DataError, dataset_path, open_dataset, sources
+from data.tokenfile import TokenWriter
+from model import GPT, ModelConfig
 from prepare import PrepareConfig
 
 ROOT = Path(prepare.__file__).parent
@@ -332,6 +339,106 @@ def test_a_missing_or_damaged_data_set_is_told_apart(make, tmp_path):
     (dataset.path / "val.bin").unlink()
     with pytest.raises(DataError, match="val.bin is missing"):
         open_dataset(dataset.name)
+
+
+def refused(dataset):
+    with pytest.raises(DataError, match="set"):  # the name of the data set's folder
+        open_dataset(dataset.name).verify()
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+def test_a_token_file_with_one_bit_flipped_cut_grown_or_foreign_is_refused(make, name):
+    dataset = make({"a.txt": "some text " * 50})
+    file, draw = dataset.path / name, random.Random(1)
+    whole = file.read_bytes()
+    header, bits = range(8 * 24), draw.sample(range(8 * 24, 8 * len(whole)), 50)
+    flipped = [whole[: b // 8] + bytes([whole[b // 8] ^ 1 << b % 8]) + whole[b // 8 + 1 :] for b in (*header, *bits)]
+    other = "val.bin" if name == "train.bin" else "train.bin"
+    foreign = [b"\x89PNG\r\n\x1a\n" + bytes(100), b"", (dataset.path / other).read_bytes(), b"{}", whole[24:]]
+    for content in (*flipped, *foreign, whole[:-1], whole + b"\0", whole[:-2], whole + whole[-2:], whole + whole):
+        file.write_bytes(content)
+        refused(dataset)
+    file.write_bytes(whole)
+    open_dataset(dataset.name).verify()
+
+
+def test_a_meta_that_is_cut_anothers_or_of_other_types_is_refused(make, tmp_path):
+    text = "some text " * 50
+    dataset = make({"b.txt": text.replace("so", "os")})
+    (tmp_path / "of_another").write_bytes((dataset.path / "meta.json").read_bytes())  # with the same counts
+    dataset = make({"a.txt": text})
+    file = dataset.path / "meta.json"
+    whole = file.read_bytes()
+    cut = [whole[:n] for n in (*range(0, len(whole), 97), len(whole) - 1)]
+    for content in (*cut, b"\xff" + whole, b"\x89PNG" + bytes(100), (tmp_path / "of_another").read_bytes()):
+        file.write_bytes(content)
+        refused(dataset)
+    needed = ["format", "splits", "splits.train", "splits.val.tokens", "fingerprint", "tokenizer", "tokenizer.kind",
+              "tokenizer.end", "tokenizer.characters"]  # fmt: skip
+    for path in needed:
+        for value in ("left out", None, -1, 2.5, "x", [], [1], {}, {"tokens": "450"}):
+            meta = json.loads(whole)
+            *above, last = path.split(".")
+            place = functools.reduce(dict.__getitem__, above, meta)
+            place[last] = value
+            if value == "left out":
+                del place[last]
+            file.write_text(json.dumps(meta))
+            refused(dataset)
+    file.write_bytes(whole)
+    open_dataset(dataset.name).verify()
+
+
+def test_two_documents_in_one_window_see_each_other(make):
+    """The rule of the README: attention is not stopped where a document ends."""
+    dataset = make({"a.jsonl": jsonl(WORDS[:20])})
+    tokens = torch.from_numpy(dataset.train.read(0, 30).astype(np.int64))[None]
+    end = tokens[0].tolist().index(dataset.tokenizer.end_id)
+    changed = tokens.clone()
+    changed[0, 0] -= 1  # another first document
+    model = GPT(ModelConfig(vocab_size=dataset.vocab_size, block_size=30, n_layer=1), 1).eval()
+    with torch.inference_mode():
+        for weights in model.parameters():  # some begin at 0
+            weights.normal_(std=0.1)
+        assert not torch.equal(model.hidden(tokens)[0, end + 1 :], model.hidden(changed)[0, end + 1 :])
+
+
+def test_it_can_be_called_in_a_spawned_process(tmp_path):
+    """Where processes are spawned a script is imported once more in each: what it does must not begin by itself."""
+    put(tmp_path / "a.txt", "some text " * 50)
+    words = [str(tmp_path / "set"), "--files", str(tmp_path / "a.txt"), "--tokenizer", "byte", "--workers", "2"]
+    process = multiprocessing.get_context("spawn").Process(target=prepare.main, args=(words,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    open_dataset(str(tmp_path / "set")).verify()
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_workers_leave_a_bounded_number_of_pieces_in_memory(make, monkeypatch, workers):
+    """Whatever the length of the text: two pieces for each worker wait, one is written and one is read."""
+    drawn, most = Counter(), 0
+    monkeypatch.setattr(sources, "PIECE", 100)
+    write, parts = TokenWriter.write, prepare.Survey.parts
+
+    def counted_parts(*given):
+        nonlocal most
+        for part in parts(*given):
+            drawn["read"] += 1
+            most = max(most, drawn["read"] - drawn["written"] // 2)  # each piece is written to both splits
+            yield part
+
+    monkeypatch.setattr(prepare.Survey, "parts", counted_parts)
+    monkeypatch.setattr(TokenWriter, "write", lambda *given: (write(*given), drawn.update(["written"])))
+    make({"a.txt": "some text " * 2000}, tokenizer="byte", workers=workers)
+    assert drawn["read"] > 200 and most <= 2 * workers + 3
+
+
+def test_one_row_of_the_hub_is_enough(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    put_parquet(tmp_path / "own" / "rows" / "train-00000.parquet", ["only one document, long enough to be cut"])
+    dataset = make(hub="own/rows", tokenizer="byte", workers=8)
+    assert "".join(decoded(dataset)) == "only one document, long enough to be cut"
 
 
 def test_a_hub_data_set_is_streamed_once_and_then_read_from_what_was_kept(tmp_path):

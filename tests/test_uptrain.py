@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +102,18 @@ def test_a_folder_of_other_weights_or_settings_is_refused_and_so_is_a_parent_wit
         assert status == 2 and "of other weights, shares or settings" in err, err
     status, _, err = command(uptrain, parent, "--n_kv_head", 3, "--out_dir", tmp_path / "none")
     assert status == 2 and "3 does not divide" in err and not (tmp_path / "none").exists()
+
+
+def test_token_files_that_changed_are_refused(parent, dataset, tmp_path, command):
+    file = Path(dataset, "val.bin")
+    whole = file.read_bytes()
+    try:
+        file.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+        status, _, err = command(uptrain, parent, "--out_dir", tmp_path / "up")
+    finally:
+        file.write_bytes(whole)
+    assert status == 2 and "not the ones prepared" in err and err.count("\n") == 1
+    assert not (tmp_path / "up").exists()
 
 
 def test_a_stop_reaches_the_training_which_has_the_time_to_save(tmp_path, monkeypatch):
