@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,10 +25,21 @@ WHAT_TO_DO = {
     errno.EROFS: "the disk is read-only; choose another folder",
     errno.EACCES: "permission denied; choose another place or change its permissions",
     errno.EPERM: "not permitted; choose another place or change its permissions",
+    errno.EFBIG: "the file grows beyond what the system allows; raise the limit (ulimit -f)",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
     errno.ENOMEM: "out of memory; close other programs or ask for less at a time",
     getattr(errno, "EDQUOT", -1): "your disk quota is used up; free some space",  # Windows has no quotas
 }
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError that comes from in here names the file: a full disk alone does not say which one it was for."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def run(main: Callable[[list[str]], int | None]) -> NoReturn:
@@ -69,7 +80,7 @@ def judge(error: Exception) -> tuple[int | None, str | None]:
         return 1, told if place is None else f"{place}: {told}"
     if isinstance(error, (MemoryError, torch_oom)) or (
         isinstance(error, RuntimeError)  # what torch raises on the CPU and on Apple's GPUs
-        and any(part in str(error) for part in ("can't allocate memory", "out of memory"))
+        and any(part in str(error) for part in ("can't allocate memory", "not enough memory", "out of memory"))
     ):
         return 1, "out of memory; lower micro_batch_size or batch_size first, then block_size or n_embd"
     return None, None

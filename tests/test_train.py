@@ -21,6 +21,7 @@ from data import open_dataset
 from data.loader import Windows
 from model import GPT, ModelConfig
 from runtime import runs
+from runtime.checkpoint import read_meta, write_meta
 from runtime.errors import EnvironmentFault, UserError
 from runtime.settings import build
 
@@ -286,9 +287,9 @@ def test_init_from_takes_the_runs_data_set_unless_one_is_named_or_it_is_gone(go,
     words = ["--init_from", str(old), "--max_steps", "1", "--out_dir"]
     assert train.main([*words, str(tmp_path / "new")]) == 0
     assert f'dataset = "{dataset}"' in (tmp_path / "new" / "settings.toml").read_text()
-    meta = json.loads((old / "best" / "meta.json").read_text())
+    meta = read_meta(old / "best")
     meta["dataset"]["name"] = str(tmp_path / "gone")
-    (old / "best" / "meta.json").write_text(json.dumps(meta))
+    write_meta(old / "best", meta)
     with pytest.raises(UserError, match=f"the data set of {old} is not known or not here: give --dataset NAME"):
         train.main([*words, str(tmp_path / "other")])
     assert not (tmp_path / "other").exists()
@@ -309,9 +310,9 @@ def test_data_that_do_not_match_the_checkpoint_are_refused(go, dataset, tmp_path
         train.main(["--init_from", str(run), "--dataset", str(tmp_path / "other"), "--out_dir", str(tmp_path / "x")])
     (tmp_path / "again.txt").write_text(some_text(3100))  # the same characters, another text
     prepare.main([str(changed), "--files", str(tmp_path / "again.txt")])
-    meta = json.loads((run / "last" / "meta.json").read_text())
+    meta = read_meta(run / "last")
     meta["train"]["dataset"] = str(changed)
-    (run / "last" / "meta.json").write_text(json.dumps(meta))
+    write_meta(run / "last", meta)
     with pytest.raises(UserError, match="has changed since"):
         train.main(["--resume", str(run), "--max_steps", "4"])
 
@@ -345,13 +346,13 @@ def test_two_processes_do_not_train_in_one_folder(go):
 def test_an_optimiser_state_that_does_not_fit_is_refused(go):
     """Its checksum is right: only the shape tells, and no kernel checks it."""
     run = go("run", "--max_steps", "2")
-    path, meta_path = run / "last" / "optimizer.safetensors", run / "last" / "meta.json"
+    path = run / "last" / "optimizer.safetensors"
     tensors = safetensors.torch.load(path.read_bytes())
     tensors["embed.weight/exp_avg"] = torch.zeros(1)
     path.write_bytes(safetensors.torch.save(tensors))
-    meta = json.loads(meta_path.read_text())
+    meta = read_meta(run / "last")
     meta["sha256"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    meta_path.write_text(json.dumps(meta))
+    write_meta(run / "last", meta)
     with pytest.raises(UserError, match="optimiser's state of embed.weight does not fit"):
         train.main(["--resume", str(run), "--max_steps", "4"])
 
@@ -486,8 +487,6 @@ def test_threads_are_set_and_saved_with_the_run(go):
 @pytest.mark.parametrize(("flags", "step"), [([], 10), (["--eval_tokens", "300"], 20)])
 def test_the_best_loss_so_far_holds_only_for_the_same_evaluation_tokens(go, flags, step):
     run = go("a", "--max_steps", "10")
-    path = run / "last" / "meta.json"
-    meta = json.loads(path.read_text())
-    path.write_text(json.dumps(meta | {"best_loss": 0.5}))  # lower than any to come
+    write_meta(run / "last", read_meta(run / "last") | {"best_loss": 0.5})  # lower than any to come
     train.main(["--resume", str(run), "--max_steps", "20", *flags])
     assert json.loads((run / "best" / "meta.json").read_text())["step"] == step
