@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).parent.parent.parent
-TINY = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--block_size", "32", "--batch_size", "8", "--threads", "1",
-        "--device", "cpu", "--eval_interval", "10", "--eval_tokens", "300", "--save_interval", "1",
+TINY = ["--n_layer", "2", "--n_head", "4", "--n_embd", "32", "--block_size", "32", "--batch_size", "8",
+        "--threads", "1", "--device", "cpu", "--eval_interval", "10", "--eval_tokens", "300", "--save_interval", "1",
         "--log_interval", "1"]  # fmt: skip
 
 # Importing torch takes seconds, so one process imports it and splits one off for each run, which then goes through

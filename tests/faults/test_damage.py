@@ -17,7 +17,8 @@ from runtime.checkpoint import read_meta, read_tensors
 from runtime.errors import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("handlers_come_back")]
-FILES = ("last/model.safetensors", "last/optimizer.safetensors", "last/meta.json", "best/model.safetensors", "best/meta.json")
+FILES = ("last/model.safetensors", "last/optimizer.safetensors", "last/meta.json", "best/model.safetensors",
+         "best/meta.json")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

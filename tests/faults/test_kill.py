@@ -3,17 +3,14 @@
 import hashlib
 import os
 import random
-import shutil
 import signal
 import time
 
 import pytest
-import torch
 from processes import TINY, rows, step_of, wait_until
 
 import train
-from runtime.checkpoint import find_checkpoint, read_meta, read_tensors, save_checkpoint
-from runtime.errors import UserError
+from runtime.checkpoint import find_checkpoint, read_meta, save_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("handlers_come_back")]
 KILLS, STEPS, INSIDE = 50, 800, 10
@@ -69,3 +66,26 @@ def test_a_run_killed_fifty_times_is_the_run_that_was_never_killed(server, datas
     assert sums(run / "last") == saved["last", STEPS] and sums(run / "best") == sums(whole / "best")
     assert rows(run) == rows(whole)
     assert [row["step"] for row in rows(run) if "train_loss" in row] == list(range(1, STEPS + 1))
+
+
+def test_a_second_run_in_a_folder_is_refused_until_the_first_is_gone(server, dataset, tmp_path, command, monkeypatch):
+    """The first goes on unharmed, and no lock outlives it when it is killed."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    child = server.start(tmp_path, *words(dataset))
+    wait_until(lambda: step_of(run) > 0)
+    for second, told in (
+        (["--resume", "run"], "another process is training in run: wait for it or choose another --out_dir"),
+        ([*words(dataset), "--overwrite"], "another process is training in run"),
+        (words(dataset), "run holds a run already"),
+    ):
+        status, _, err = command(train, *second)
+        assert (status, err.count("\n")) == (2, 1) and told in err
+    step = step_of(run)
+    wait_until(lambda: step_of(run) > step)
+    os.kill(child, signal.SIGKILL)
+    assert server.end().status == -signal.SIGKILL
+    step = read_meta(find_checkpoint(run))["step"]
+    assert command(train, "--resume", "run", "--max_steps", step + 1)[0] == 0
+    logged = [row["step"] for row in rows(run) if "train_loss" in row]
+    assert logged == list(range(1, step + 2))
