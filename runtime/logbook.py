@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,6 +129,9 @@ class Logbook:
         finally:
             self._ask_wandb(lambda run: run.finish())
             self._wandb = None
+            with contextlib.suppress(Exception):
+                if "wandb" in sys.modules:  # by itself it does so at exit, with a traceback if its process has died
+                    sys.modules["wandb"].teardown()
 
     def _show(self, values: dict[str, float]) -> None:
         where = f"step {self.step}/{self.max_steps}"

@@ -58,9 +58,9 @@ def test_a_nan_at_step_50_is_never_saved(dataset, tmp_path, command, monkeypatch
     run = tmp_path / "run"
     flags = ["--log_interval", 10, "--save_interval", every]
     status, _, err = command(train, *words(dataset, run, 100), *flags)
-    number = 51 if (where, every) == ("weights", 20) else 50  # nobody looks at the weights before they are used
-    assert status == 1 and err.count("\n") == 1 and f"step {number}: " in err and "diverged" in err, err
-    assert max(saved)[0] == "last" and saved[-1] == ("last", 49 if every == 1 else 40)
+    # Saved at every 20th it is the evaluation at step 50 that would save: no text of it has the token that went bad.
+    assert status == 1 and err.count("\n") == 1 and "step 50: " in err and "diverged" in err, err
+    assert max(saved) == ("last", 49 if every == 1 else 40) and ("best", 50) not in saved
     for which in ("last", "best"):
         model, _, _ = load_model(run, which)
         assert all(value.isfinite().all() for value in model.parameters())
@@ -151,7 +151,8 @@ def test_a_wandb_that_is_gone_does_not_stop_training(server, dataset, tmp_path, 
         begun = time.monotonic()
         ended = server.run(tmp_path, *flags, before=before + KILL_SERVICE * (fault == "killed"))
         seconds = time.monotonic() - begun
-    print(f"{fault}: {seconds:.0f} s\n{ended.text}")
-    assert ended.status == 0 and ended.text.count("wandb is off") == 1 and seconds < 180
+    print(f"{fault}: {seconds:.0f} s")
+    told = "wandb is off from here" if fault == "killed" else "wandb is off: "
+    assert ended.status == 0 and ended.text.count(told) == 1 and seconds < 180
     assert step_of(tmp_path / "run") == 20 and sum("train_loss" in row for row in rows(tmp_path / "run")) == 20
     assert "Traceback" not in ended.text and ("killed 0" not in ended.text)
