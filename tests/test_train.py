@@ -107,6 +107,16 @@ def test_a_stop_during_an_evaluation_loses_no_step(go, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "run", whole)
 
 
+def test_a_crash_in_the_last_evaluation_loses_no_step(go, tmp_path, monkeypatch):
+    def crash(*args):
+        raise MemoryError
+
+    monkeypatch.setattr(train, "evaluate", crash)
+    with pytest.raises(MemoryError):
+        go("run", "--max_steps", "5", "--save_interval", "99")
+    assert json.loads(content(tmp_path / "run", "last", "meta.json"))["step"] == 5
+
+
 def test_a_second_signal_ends_at_once():
     code = (
         "import os, signal; from runtime import runs; stop = runs.StopSignal(); os.kill(os.getpid(), signal.SIGINT)\n"

@@ -64,7 +64,7 @@ class Server:
         return self.end()
 
 
-def wait_until(condition, seconds: float = 120) -> None:
+def wait_until(condition, seconds: float = 300) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "waited in vain"

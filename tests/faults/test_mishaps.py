@@ -145,14 +145,17 @@ def test_a_wandb_that_is_gone_does_not_stop_training(server, dataset, tmp_path, 
     """Nobody at its address, one there who never answers, and its own process killed at step 5."""
     with server_that_says_nothing() as address:
         address = address if fault == "silent" else "http://127.0.0.1:9"
-        before = "import os, runtime.logbook\nruntime.logbook.WANDB_SECONDS = 5\n"
-        before += f"os.environ.update(WANDB_API_KEY={'0' * 40!r}, WANDB_BASE_URL={address!r}, HOME={str(tmp_path)!r})\n"
+        before = f"import os; os.environ.update(WANDB_API_KEY={'0' * 40!r}, WANDB_BASE_URL={address!r}, HOME={str(tmp_path)!r})\n"
+        if fault == "killed":
+            before += KILL_SERVICE
+        else:  # where it waits in vain, not as long as it would
+            before += "import runtime.logbook; runtime.logbook.WANDB_SECONDS = 5"
         flags = words(dataset, "run", 20) + ["--wandb", "offline" if fault == "killed" else "online"]
         begun = time.monotonic()
-        ended = server.run(tmp_path, *flags, before=before + KILL_SERVICE * (fault == "killed"))
+        ended = server.run(tmp_path, *flags, before=before)
         seconds = time.monotonic() - begun
     print(f"{fault}: {seconds:.0f} s")
     told = "wandb is off from here" if fault == "killed" else "wandb is off: "
-    assert ended.status == 0 and ended.text.count(told) == 1 and seconds < 180
+    assert ended.status == 0 and ended.text.count(told) == 1 and seconds < 300
     assert step_of(tmp_path / "run") == 20 and sum("train_loss" in row for row in rows(tmp_path / "run")) == 20
     assert "Traceback" not in ended.text and ("killed 0" not in ended.text)
