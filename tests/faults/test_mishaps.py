@@ -145,7 +145,8 @@ def test_a_wandb_that_is_gone_does_not_stop_training(server, dataset, tmp_path, 
     """Nobody at its address, one there who never answers, and its own process killed at step 5."""
     with server_that_says_nothing() as address:
         address = address if fault == "silent" else "http://127.0.0.1:9"
-        before = f"import os; os.environ.update(WANDB_API_KEY={'0' * 40!r}, WANDB_BASE_URL={address!r}, HOME={str(tmp_path)!r})\n"
+        own = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": address, "HOME": str(tmp_path)}
+        before = f"import os; os.environ.update({own})\n"
         if fault == "killed":
             before += KILL_SERVICE
         else:  # where it waits in vain, not as long as it would
