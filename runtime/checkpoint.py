@@ -1,7 +1,7 @@
 """Saving a run and reading it back. A save is whole or absent, and nothing in it can run code.
 
 A checkpoint is a folder: model.safetensors, optimizer.safetensors (not in `best`) and meta.json, which holds
-the settings, the tokenizer, the step, and the SHA-256 of the other files.
+the settings, the tokenizer, the step, and the SHA-256 of the other files and of all that it says itself.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from data.tokenizer import Tokenizer
 from model import GPT, ModelConfig
-from runtime.errors import UserError
+from runtime.errors import EnvironmentFault, UserError, naming
 from runtime.settings import build
 
 FORMAT = 1
@@ -28,7 +28,8 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint folder aside, sync it to the disk, and only then give it its name.
 
-    At every moment `folder`, or else `folder`.old, is a whole checkpoint. OSError leaves the former one in place.
+    At every moment `folder`, or else `folder`.old, is a whole checkpoint. OSError leaves the former one in place, and
+    so does EnvironmentFault, for values that are not finite.
     """
     aside, old = folder.with_name(folder.name + ".tmp"), folder.with_name(folder.name + ".old")
     shutil.rmtree(aside, ignore_errors=True)
@@ -37,11 +38,16 @@ def save_checkpoint(
         parts = {"model.safetensors": weights} | ({} if optimizer is None else {"optimizer.safetensors": optimizer})
         sums = {}
         for name, tensors in parts.items():
-            content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
+            tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+            if bad := [k for k, v in tensors.items() if not v.isfinite().all()]:
+                raise EnvironmentFault(
+                    f"step {meta['step']}: {bad[0]} is not finite: training has diverged; nothing is saved over the "
+                    f"last good checkpoint in {folder.parent}; lower learning_rate or raise warmup_steps"
+                )
+            content = safetensors.torch.save(tensors)
             sums[name] = hashlib.sha256(content).hexdigest()
             write_synced(aside / name, content)
-        meta = {"format": FORMAT, **meta, "sha256": sums}
-        write_synced(aside / "meta.json", json.dumps(meta, indent=1).encode())
+        write_meta(aside, {"format": FORMAT, **meta, "sha256": sums})
         _sync_folder(aside)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -54,9 +60,21 @@ def save_checkpoint(
     shutil.rmtree(old, ignore_errors=True)
 
 
+def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+    """Write meta.json with a checksum of its own among those it holds."""
+    meta = meta | {"sha256": meta["sha256"] | {"meta.json": _checksum(meta)}}
+    write_synced(folder / "meta.json", json.dumps(meta, indent=1).encode())
+
+
+def _checksum(meta: dict[str, Any]) -> str:
+    """SHA-256 of what a meta says, its own checksum left out."""
+    others = {name: checksum for name, checksum in meta["sha256"].items() if name != "meta.json"}
+    return hashlib.sha256(json.dumps(meta | {"sha256": others}).encode()).hexdigest()
+
+
 def write_synced(path: Path, content: bytes) -> None:
     """Write a file and wait until it is on the disk."""
-    with open(path, "wb") as file:
+    with naming(path), open(path, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -87,10 +105,14 @@ def read_meta(folder: Path) -> dict[str, Any]:
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
-            raise UserError(f"{folder} has checkpoint format {meta['format']} and this version reads {FORMAT}")
+            raise UserError(f"{folder / 'meta.json'} has format {meta['format']} and this version reads {FORMAT}")
         for key in ("model", "train", "tokenizer", "dataset", "sha256"):
             if not isinstance(meta[key], dict):
                 raise TypeError(f"{key} is not an object")
+        if not meta["sha256"].keys() <= {"model.safetensors", "optimizer.safetensors", "meta.json"}:
+            raise ValueError(f"it has checksums of {', '.join(meta['sha256'])}")
+        if meta["sha256"].get("meta.json") not in (None, _checksum(meta)):  # None: saved before there was one
+            raise ValueError("its checksum is not the one it holds")
         if type(meta["step"]) is not int or meta["step"] < 0:
             raise ValueError(f"step is {meta['step']}")
         if meta["best_loss"] is not None and not isinstance(meta["best_loss"], float):

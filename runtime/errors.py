@@ -91,7 +91,7 @@ def judge(error: Exception) -> tuple[int | None, str | None]:
         return 1, told if place is None else f"{place}: {told}"
     if isinstance(error, (MemoryError, torch_oom)) or (
         isinstance(error, RuntimeError)  # what torch raises on the CPU and on Apple's GPUs
-        and any(part in str(error) for part in ("can't allocate memory", "out of memory"))
+        and any(part in str(error) for part in ("can't allocate memory", "not enough memory", "out of memory"))
     ):
         return 1, "out of memory; lower micro_batch_size or batch_size first, then block_size or n_embd"
     return None, None

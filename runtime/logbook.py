@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
-from runtime.errors import plain
+from runtime.errors import UserError, naming, plain
 
 KEYS = ("step", "tokens", "train_loss", "val_loss", "val_bits_per_byte", "val_tokens", "val_gap", "val_accuracy", "lr",
         "tokens_per_s", "elapsed")  # fmt: skip
@@ -28,7 +29,8 @@ class Logbook:
 
     Rows of metrics.jsonl after `start_step` belong to steps that were never saved: they are dropped, as are
     evaluations at `start_step`, which come after its save and are made again, and
-    `elapsed`, the seconds of training without what happens under `pause`, goes on from the last row kept.
+    `elapsed`, the seconds of training without what happens under `pause`, goes on from the last row kept. UserError
+    names a line that is damaged.
     With `quiet` everything is written and nothing shown, with `silent` neither.
     """
 
@@ -105,12 +107,9 @@ class Logbook:
         row: dict[str, Any] = {"step": step, "tokens": tokens, **values}
         order = [key for key in KEYS if key in row] + [key for key in row if key not in KEYS]
         row = {key: row[key] if math.isfinite(row[key]) else None for key in order}  # JSON knows no NaN
-        try:
+        with naming(self.path):
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
-        except OSError as error:
-            error.filename = str(self.path)  # a full disk does not say which file it was for
-            raise
         self._show(values)
         self._ask_wandb(lambda run: run.log(row))
 
@@ -125,9 +124,15 @@ class Logbook:
     def close(self) -> None:
         """Take the progress line away, close the file and let wandb finish; a second call does nothing."""
         self._live.stop()
-        self._file.close()
-        self._ask_wandb(lambda run: run.finish())
-        self._wandb = None
+        try:
+            with naming(self.path):
+                self._file.close()  # tries once more to write what found no room
+        finally:
+            self._ask_wandb(lambda run: run.finish())
+            self._wandb = None
+            with contextlib.suppress(Exception):
+                if "wandb" in sys.modules:  # by itself it does so at exit, with a traceback if its process has died
+                    sys.modules["wandb"].teardown()
 
     def _show(self, values: dict[str, float]) -> None:
         where = f"step {self.step}/{self.max_steps}"
@@ -207,21 +212,31 @@ def clock_time(seconds: float) -> str:
 
 
 def _keep_rows(path: Path, last_step: int) -> float:
-    """Drop rows after last_step, evaluations at it (made again) and torn lines; return the last `elapsed` kept."""
-    kept, elapsed = [], 0.0
+    """Drop rows after last_step, evaluations at it (made again) and a torn last line; return the last `elapsed` kept.
+
+    UserError names any other line that is no row, or whose step is behind the one before.
+    """
+    kept, elapsed, reached = [], 0.0, 0
     content = path.read_bytes() if path.exists() else b""
-    for line in content.splitlines():
+    for number, line in enumerate(content.split(b"\n"), 1):
         try:
             row = json.loads(line)
             step, then = row["step"] + 0, row.get("elapsed", elapsed) + 0.0
+            if step < reached:
+                raise ValueError
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # not a row of ours
-            continue
+            if content.count(b"\n") == number - 1 and line.strip(b"\0")[:1] in (b"", b"{"):
+                break  # all are read, or the last has no end: the machine stopped while it was written
+            raise UserError(
+                f"{path}: line {number} is damaged; take it out, or move the file away to begin a new log, and resume"
+            ) from None
+        reached = step
         if step < last_step or (step == last_step and "val_loss" not in row):
             kept.append(line + b"\n")
             elapsed = then
     if b"".join(kept) != content:
         aside = path.with_name(path.name + ".tmp")
-        with open(aside, "wb") as file:
+        with naming(path), open(aside, "wb") as file:
             file.writelines(kept)
             file.flush()
             os.fsync(file.fileno())

@@ -1,6 +1,7 @@
 """What a command that uses a trained run is given: the run, and a text in its tokens."""
 
 import sys
+import time
 from pathlib import Path
 
 from data.tokenizer import Tokenizer
@@ -9,7 +10,9 @@ from runtime.errors import UserError
 
 def newest_run() -> str:
     """The run in runs/ that saved last; UserError if there is none."""
-    saves = sorted(Path("runs").glob("*/last/meta.json"), key=lambda path: path.stat().st_mtime)
+    now = time.time() + 60  # a save from the future was made while the clock was wrong: it goes behind the others
+    times = {path: path.stat().st_mtime for path in Path("runs").glob("*/last/meta.json")}
+    saves = sorted(times, key=lambda path: (times[path] <= now, times[path]))
     if not saves:
         raise UserError("there is no run in runs/: train one first, or name the folder of one")
     return saves[-1].parent.parent.as_posix()

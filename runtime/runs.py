@@ -18,7 +18,7 @@ from torch import Tensor
 from data import Dataset, dataset_path, open_dataset
 from data.tokenizer import Tokenizer
 from model import ModelConfig
-from runtime.checkpoint import save_checkpoint
+from runtime.checkpoint import save_checkpoint, write_synced
 from runtime.errors import UserError
 from runtime.settings import as_dict, build, to_toml
 
@@ -269,10 +269,7 @@ def hold(folder: Path) -> Any:
 def write_whole(path: Path, text: str) -> None:
     """Write a text file that is there whole or not at all: aside, synced, then renamed."""
     aside = path.with_name(path.name + ".tmp")
-    with open(aside, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(aside, text.encode())
     os.replace(aside, path)
 
 

@@ -34,6 +34,7 @@ MLA = ["tests/test_latent.py"]
 MODEL = ["tests/test_model.py"]
 TRAIN = ["tests/test_train.py"]
 CHECKPOINT = ["tests/test_checkpoint.py"]
+DAMAGE = ["tests/faults/test_damage.py"]
 EVALUATE = ["tests/test_evaluate.py"]
 OPTIM = ["tests/test_optim.py"]
 MUON = ["tests/test_muon.py"]
@@ -43,6 +44,7 @@ TOKENFILE = ["tests/test_tokenfile.py"]
 SETTINGS = ["tests/test_settings.py"]
 LAUNCHER = ["tests/test_launcher.py"]
 LOGBOOK = ["tests/test_logbook.py"]
+SAMPLE = ["tests/test_sample.py"]
 GENERATE = ["tests/test_generate.py"]
 PROBES = ["tests/test_probes.py"]
 HEADSCORES = ["tests/test_headscores.py"]
@@ -181,6 +183,9 @@ MUTANTS = [
      "        shutil.rmtree(folder)  #", CHECKPOINT),
     ("a checksum is not compared", "runtime/checkpoint.py",
      "hashlib.sha256(content).hexdigest() != meta", "False and meta", CHECKPOINT),
+    ("a damaged meta is read", "runtime/checkpoint.py", 'if meta["sha256"].get("meta.json") not in', 'if False and meta not in', DAMAGE),
+    ("values that are not finite are saved", "runtime/checkpoint.py", "if not v.isfinite().all()", "if False", CHECKPOINT),
+    ("a full disk does not say for which file", "runtime/checkpoint.py", "with naming(path), open", "with open", CHECKPOINT),
     ("a stop between the two renames loses the checkpoint", "runtime/checkpoint.py",
      '(run / name, run / f"{name}.old")', "(run / name,)", CHECKPOINT),
     ("every pass has the same order", "data/loader.py", "default_rng((self.seed, number))",
@@ -204,6 +209,8 @@ MUTANTS = [
     ("true is a whole number", "runtime/settings.py", "type(value) is self.type", "isinstance(value, self.type)", SETTINGS),
     ("rows of steps that were never saved stay in the log", "runtime/logbook.py", 'if step < last_step or',
      'if step < 10**9 or', LOGBOOK),
+    ("a damaged line of the log is dropped", "runtime/logbook.py", "            if content.count(b", "            continue\n            if content.count(b", LOGBOOK),
+    ("a run saved by a wrong clock is the newest for ever", "runtime/prompts.py", "(times[path] <= now, times[path])", "times[path]", SAMPLE),
     ("evaluations count as training time", "runtime/logbook.py", "            self._zero += time.perf_counter() - self._paused_at\n",
      "            pass\n", LOGBOOK),
     ("all samples share one random stream", "runtime/generate.py", 'f"{seed}/sample/{k}"', 'f"{seed}/sample"', GENERATE),

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import shutil
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from model import GPT, ModelConfig
 from runtime import checkpoint
 from runtime.checkpoint import find_checkpoint, load_weights, read_meta, read_tensors, save_checkpoint
-from runtime.errors import UserError
+from runtime.errors import EnvironmentFault, UserError
 
 META = {"step": 1, "best_loss": None, "model": {"vocab_size": 5}, "train": {}, "tokenizer": {"kind": "byte"}}
 META |= {"dataset": {"name": "x", "fingerprint": "y"}}
@@ -73,16 +75,48 @@ def test_a_stop_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch, s
     assert value_of(find_checkpoint(tmp_path, "last")) == 3
 
 
+@pytest.mark.parametrize("begun", ["nothing", "last", "last.old", "last and last.old"])
+def test_a_kill_before_any_call_of_the_system_leaves_a_whole_checkpoint(tmp_path, begun):
+    """What a kill would leave, at every file that is opened, made, renamed or removed, is read, and saved over."""
+    left = []
+
+    def watch(event, arguments):
+        if watching and event in {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}:
+            watching.clear()  # the copying is not what is watched
+            left.append(shutil.copytree(tmp_path / "run", tmp_path / "left" / str(len(left))))
+            watching.append(event)
+
+    (tmp_path / "run").mkdir()
+    for name in begun.split(" and ") if begun != "nothing" else []:
+        save(tmp_path / "run" / name, 1)
+    (tmp_path / "run" / "last.tmp").mkdir()  # of an earlier kill
+    (tmp_path / "run" / "last.tmp" / "meta.json").write_text("{")
+    watching = ["begun"]
+    sys.addaudithook(watch)
+    save(tmp_path / "run" / "last", 2)
+    watching.clear()  # a hook stays for ever, so it is made to do nothing
+    assert len(left) >= 10
+    for run in left:
+        if begun == "nothing" and not (run / "last").exists():
+            with pytest.raises(UserError, match="stopped before its first save"):
+                find_checkpoint(run)
+        else:
+            assert value_of(find_checkpoint(run)) in (1, 2)
+        save(run / "last", 3)
+        assert value_of(find_checkpoint(run)) == 3 and os.listdir(run) == ["last"]
+
+
 def test_a_full_disk_keeps_the_former_checkpoint(tmp_path, monkeypatch):
     save(tmp_path / "last", 1)
 
     def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")  # the system names no file
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.os, "fsync", full)
-        with pytest.raises(OSError):
+        with pytest.raises(OSError) as error:
             save(tmp_path / "last", 2)
+    assert error.value.filename == str(tmp_path / "last.tmp" / "model.safetensors")
     assert os.listdir(tmp_path) == ["last"]
     assert value_of(tmp_path / "last") == 1
 
@@ -116,6 +150,7 @@ def test_a_meta_of_other_types_is_refused_by_name(tmp_path, key, value):
     save(tmp_path / "last", 1)
     path = tmp_path / "last" / "meta.json"
     meta = json.loads(path.read_text())
+    del meta["sha256"]["meta.json"]  # as of one that was saved before there was this checksum
     meta[key] = value
     if value == "gone":
         del meta[key]
@@ -151,6 +186,27 @@ def test_weights_of_another_shape_are_refused_with_both_shapes(tmp_path):
     deeper = GPT(ModelConfig(n_layer=2, n_embd=8, n_head=2, vocab_size=5))
     with pytest.raises(UserError, match="blocks.1"):
         load_weights(deeper, dict(small.named_parameters()), tmp_path)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_values_that_are_not_finite_are_not_saved(tmp_path, part):
+    save(tmp_path / "last", 1)
+    tensors = [{"w": torch.zeros(3)}, {"s": torch.zeros(1)}]
+    tensors[part] |= {"bad": torch.tensor([0.0, float("nan")])}
+    with pytest.raises(EnvironmentFault, match=f"step 1: bad is not finite: .* good checkpoint in {tmp_path}; lower"):
+        save_checkpoint(tmp_path / "last", META, *tensors)
+    assert os.listdir(tmp_path) == ["last"] and value_of(tmp_path / "last") == 1
+
+
+def test_a_meta_without_a_checksum_of_its_own_is_still_read(tmp_path):
+    save(tmp_path / "last", 1)
+    meta = read_meta(tmp_path / "last")
+    del meta["sha256"]["meta.json"]
+    (tmp_path / "last" / "meta.json").write_text(json.dumps(meta))
+    assert value_of(tmp_path / "last") == 1
+    (tmp_path / "last" / "meta.json").write_text(json.dumps(meta | {"sha256": meta["sha256"] | {"meta.jsoo": "0"}}))
+    with pytest.raises(UserError, match="meta.json is damaged"):
+        read_meta(tmp_path / "last")
 
 
 def test_meta_is_plain_json(tmp_path):

@@ -14,7 +14,7 @@ from runtime.settings import build, parse
 
 CONFIG = Path(__file__).parent.parent / "config"
 FILES = sorted(CONFIG.rglob("*.toml"))
-OTHERS = {"fast", "gpu", "nanogpt-cpu", "small", "thorough", "tinystories"}  # files that are no design: sizes, recipes, data sets
+OTHERS = {"fast", "gpu", "nanogpt-cpu", "small", "thorough", "tinystories"}  # no designs: sizes, recipes, data sets
 ON_TOP = sorted({path.stem for path in CONFIG.glob("*.toml")} - OTHERS)
 DESIGNS = [*ON_TOP, "kv/one-head", "kv/narrow-heads"]
 OF_ATTENTION = {"design", "n_head", "head_dim"}.union(*(design.settings for design in attention.DESIGNS.values()))

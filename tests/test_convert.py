@@ -12,7 +12,7 @@ import prepare
 import sample
 import train
 from model import ModelConfig
-from runtime.checkpoint import load_model
+from runtime.checkpoint import load_model, read_meta, write_meta
 
 pytestmark = pytest.mark.usefixtures("handlers_come_back")
 SMALL = ["--max_steps", "2", "--batch_size", "2", "--threads", "1", "--eval_tokens", "100", "--warmup_steps", "0"]
@@ -127,9 +127,9 @@ def test_a_run_that_was_brought_in_is_fine_tuned_on_a_text_in_its_tokens(importe
 
 def test_a_run_that_was_brought_in_asks_for_a_data_set_and_prepares_none(imported, command, monkeypatch, tmp_path):
     monkeypatch.setattr(train, "open_or_prepare", pytest.fail)
-    meta = imported / "last" / "meta.json"  # the folder that it came from may be called as a data set is
-    meta.write_text(meta.read_text().replace('"name": "hf"', '"name": "shakespeare"'))
-    assert "shakespeare" in meta.read_text()
+    meta = read_meta(imported / "last")
+    meta["dataset"]["name"] = "shakespeare"  # the folder that it came from may be called as a data set is
+    write_meta(imported / "last", meta)
     for words in (["--init_from", imported, "--out_dir", tmp_path / "new"], ["--resume", imported, "--eval_only"]):
         status, _, err = command(train, *words)
         assert (status, err.count("\n")) == (2, 1) and "give --dataset NAME" in err and f"--like {imported}" in err

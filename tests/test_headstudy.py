@@ -39,7 +39,7 @@ from lab.headstudy import (
 )
 from lab.taps import changed, look, losses, mean_outputs, open_model, put, shares
 from model import GPT, ModelConfig
-from runtime.checkpoint import load_model
+from runtime.checkpoint import load_model, read_meta, write_meta
 from runtime.errors import UserError
 
 LETTERS = CharTokenizer(string.ascii_letters)
@@ -541,17 +541,16 @@ def test_a_mistake_is_one_sentence(runs, words, told):
         heads.main(words)
 
 
+def rename_data(checkpoint, name):
+    meta = read_meta(checkpoint)
+    meta["dataset"]["name"] = str(name)
+    write_meta(checkpoint, meta)
+
+
 def test_a_run_without_its_data_needs_a_text(runs, tmp_path):
     moved = tmp_path / "moved"
-    moved.mkdir()
-    for part in (runs / "mha" / "last").rglob("*"):
-        (moved / "last").mkdir(exist_ok=True)
-        content = part.read_bytes()
-        if part.name == "meta.json":
-            meta = json.loads(content)
-            meta["dataset"]["name"] = "gone"
-            content = json.dumps(meta).encode()
-        (moved / "last" / part.name).write_bytes(content)
+    shutil.copytree(runs / "mha" / "last", moved / "last")
+    rename_data(moved / "last", "gone")
     with pytest.raises(UserError, match="cannot be read, so give --text: no data set in .*gone"):
         heads.main([str(moved)])
     heads.main([str(moved), "--text", "abcd abcd efgh abcd " * 5])
@@ -564,8 +563,7 @@ def test_data_that_are_no_longer_those_of_the_training_are_refused(runs, tmp_pat
     folder = Path(meta["dataset"]["name"])
     shutil.copytree(folder, tmp_path / "data")
     for name in ("last", "best"):
-        file = tmp_path / "run" / name / "meta.json"
-        file.write_text(file.read_text().replace(str(folder), str(tmp_path / "data")))
+        rename_data(tmp_path / "run" / name, tmp_path / "data")
     heads.main([str(tmp_path / "run"), "--eval_tokens", "48"])
     content = bytearray((tmp_path / "data" / "val.bin").read_bytes())
     content[-5] ^= 1
@@ -574,8 +572,7 @@ def test_data_that_are_no_longer_those_of_the_training_are_refused(runs, tmp_pat
         heads.main([str(tmp_path / "run"), "--eval_tokens", "48"])
     prepare.main([str(tmp_path / "data" / ".." / "probe-sentences"), "--seed", "2"])
     for name in ("last", "best"):
-        file = tmp_path / "run" / name / "meta.json"
-        file.write_text(file.read_text().replace(str(tmp_path / "data"), str(tmp_path / "probe-sentences")))
+        rename_data(tmp_path / "run" / name, tmp_path / "probe-sentences")
     with pytest.raises(UserError, match="so give --text: .*has changed since"):
         heads.main([str(tmp_path / "run"), "--eval_tokens", "48"])
 

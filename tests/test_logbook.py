@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import runtime.logbook
+from runtime.errors import UserError
 from runtime.logbook import Logbook
 
 ROOT = Path(__file__).parent.parent
@@ -230,10 +231,11 @@ def test_a_full_disk_names_the_file(tmp_path):
     def no_room(text):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    book._file = SimpleNamespace(write=no_room, close=lambda: None)
-    with pytest.raises(OSError) as error:
-        book.log(1, 1000, train_loss=1.0)
-    assert error.value.filename == str(tmp_path / "metrics.jsonl")
+    book._file = SimpleNamespace(write=no_room, close=lambda: no_room(""))
+    for writing in (lambda: book.log(1, 1000, train_loss=1.0), book.close):
+        with pytest.raises(OSError) as error:
+            writing()
+        assert error.value.filename == str(tmp_path / "metrics.jsonl")
 
 
 def wandb_process(folder, mode, **env):
@@ -279,6 +281,46 @@ def test_a_wandb_that_fails_later_is_noted_once_and_harmless(tmp_path, monkeypat
     book.log(2, 2, train_loss=1.0)
     book.close()
     assert shown(book).count("wandb is off from here: the network is gone") == 1 and len(rows(tmp_path)) == 2
+
+
+def test_a_wandb_that_does_not_start_is_noted_once_and_harmless(tmp_path, monkeypatch):
+    def fail(**kwargs):
+        raise RuntimeError("no room in its folder")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=dict, init=fail))
+    book = open_logbook(tmp_path, wandb="offline")
+    book.log(1, 1, train_loss=1.0)
+    book.close()
+    assert shown(book).count("wandb is off: no room in its folder") == 1 and len(rows(tmp_path)) == 1
+
+
+def test_a_resumed_run_is_another_of_wandbs_runs_whose_charts_go_by_our_steps(tmp_path, monkeypatch):
+    """wandb drops a step number that it has had, and continues no offline run."""
+    begun, sent, metrics = [], [], []
+    run = SimpleNamespace(
+        define_metric=lambda name, step_metric: metrics.append((name, step_metric)),
+        log=lambda row: sent.append(row["step"]), finish=lambda: None, dir="a/b",
+    )  # fmt: skip
+    fake = SimpleNamespace(Settings=dict, init=lambda **kwargs: begun.append(kwargs) or run)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for start_step in (0, 20):
+        book = open_logbook(tmp_path, start_step=start_step, wandb="offline")
+        book.log(start_step + 10, 0, train_loss=1.0)
+        book.log(start_step + 20, 0, train_loss=1.0)
+        book.close()
+    assert sent == [10, 20, 30, 40] and metrics == [("*", "step")] * 2
+    assert [kwargs["group"] for kwargs in begun] == [tmp_path.name] * 2
+    assert not any({"id", "resume"} & kwargs.keys() for kwargs in begun)
+    assert [row["step"] for row in rows(tmp_path)] == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("bad", [b"\x89PNG", b"{}", b'{"step": 5}', b"", b"[1]", b"\xff"])
+def test_a_damaged_line_is_refused_by_its_number_and_nothing_is_changed(tmp_path, bad):
+    content = b'{"step": 10}\n' + bad + b'\n{"step": 20}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match="metrics.jsonl: line 2 is damaged; take it out"):
+        open_logbook(tmp_path, start_step=20)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == content
 
 
 def test_wandb_is_imported_only_when_asked_for(tmp_path):

@@ -150,6 +150,8 @@ def test_without_a_run_the_newest_is_taken(tmp_path, command, monkeypatch):
         save_run(tmp_path / "runs" / name)
         os.utime(tmp_path / "runs" / name / "last" / "meta.json", (when, when))
     assert "runs/one" in command()[2]
+    os.utime(tmp_path / "runs" / "two" / "last" / "meta.json", (2**32, 2**32))  # saved while the clock was wrong
+    assert "runs/one" in command()[2]
 
 
 @pytest.mark.parametrize(
