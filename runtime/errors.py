@@ -48,6 +48,8 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
         if isinstance(error, OSError):
             _drop_output()
     if message is not None:
+        if len(message) > 2000:  # it quotes a file
+            message = f"{message[:1500]} ... {message[-400:]}"
         print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(status)
 

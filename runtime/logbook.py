@@ -211,7 +211,7 @@ def _keep_rows(path: Path, last_step: int) -> float:
         try:
             row = json.loads(line)
             step, then = row["step"] + 0, row.get("elapsed", elapsed) + 0.0
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # not a row of ours
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):  # not a row of ours
             continue
         if step < last_step or (step == last_step and "val_loss" not in row):
             kept.append(line + b"\n")
