@@ -96,7 +96,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
-            raise UserError(f"{folder} has checkpoint format {meta['format']!r:.50} and this version reads {FORMAT}")
+            raise UserError(f"the checkpoint has format {meta['format']!r:.50} and this version reads {FORMAT}")
         for key in ("model", "train", "tokenizer", "dataset", "sha256"):
             if not isinstance(meta[key], dict):
                 raise TypeError(f"{key} is not an object")
@@ -108,6 +108,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
             str.encode(meta["dataset"][key])
         if not isinstance(build((ModelConfig,), meta["model"])[0].vocab_size, int):
             raise ValueError("vocab_size is missing")
+    except UserError as error:
+        raise UserError(f"{folder / 'meta.json'}: {first_line(error)}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         told = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"{folder / 'meta.json'} is damaged ({told}); use another checkpoint") from None

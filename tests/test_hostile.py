@@ -102,9 +102,9 @@ def test_weights_that_are_no_floating_point_numbers_are_refused(run):
 
 
 SIZES = [
-    {"n_layer": 10**9}, {"n_embd": 2 * 10**9}, {"d_ff": 2**31 - 1}, {"vocab_size": 2**31 - 1},
+    {"n_layer": 10**9}, {"n_embd": 5 * 10**8}, {"d_ff": 2**31 - 1}, {"vocab_size": 2**31 - 1},
     {"block_size": 2**31 - 1}, {"n_head": 10**9, "n_kv_head": 10**9},
-    {"n_embd": 2 * 10**9, "d_ff": 2 * 10**9},
+    {"n_embd": 5 * 10**8, "d_ff": 2 * 10**9}, {"head_dim": 2**31 - 2, "block_size": 2**31 - 1},
     {"positions": "sinusoidal", "rope_theta": None, "block_size": 2**31 - 1},
     {"positions": "learned", "rope_theta": None, "block_size": 2**31 - 1},
 ]  # fmt: skip
