@@ -356,38 +356,38 @@ def try_one(read: Callable[[Path], Any], files: Files, folder: Path) -> tuple[st
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def work(reader: str, numbers: list[int], seed: int, valid: list[Files], answers: Any) -> None:
+def work(reader: str, numbers: list[int], seed: int, valid: list[Files], aside: str, answers: Any) -> None:
     """In a process of its own: send (number, how it ended, whether past the outer form, seconds, bytes, why)."""
     signal.signal(signal.SIGPROF, overdue)
     read, errors = READERS[reader][1], os.open(os.devnull, os.O_WRONLY)
     os.dup2(errors, 2)  # panics in Rust are printed
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as aside:
-        for number, files in enumerate(valid):  # what is loaded once is no input's
-            folder = Path(aside, f"valid{number}")
-            folder.mkdir()
-            ended, why = try_one(read, files, folder)
-            assert ended == "accepted" or numbers == [], f"a valid input of {reader}: {why or ended}"
-        resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + MEGABYTES * 2**20,) * 2)
-        start = status("VmHWM")
-        for number in numbers:
-            answers.send((number,))
-            folder, files = Path(aside, "input"), made(reader, number, seed, valid)
-            folder.mkdir()
-            since = time.process_time()
-            ended, why = try_one(read, files, folder)
-            seconds = time.process_time() - since
-            shutil.rmtree(folder)
-            answers.send((number, ended, past(files), seconds, status("VmHWM") - start, why))
+    for number, files in enumerate(valid):  # what is loaded once is no input's
+        folder = Path(aside, f"valid{number}")
+        folder.mkdir()
+        ended, why = try_one(read, files, folder)
+        assert ended == "accepted", f"a valid input of {reader}: {why or ended}"
+    resource.setrlimit(resource.RLIMIT_AS, (status("VmSize") + MEGABYTES * 2**20,) * 2)
+    start = status("VmHWM")
+    for number in numbers:
+        answers.send((number,))
+        folder, files = Path(aside, "input"), made(reader, number, seed, valid)
+        folder.mkdir()
+        since = time.process_time()
+        ended, why = try_one(read, files, folder)
+        seconds = time.process_time() - since
+        shutil.rmtree(folder)
+        answers.send((number, ended, past(files), seconds, status("VmHWM") - start, why))
     answers.send(None)
 
 
 def watch(reader: str, numbers: list[int], seed: int, valid: list[Files], out: Path) -> dict[str, float]:
     """Run these inputs in processes, a new one after each that died; count how they ended and keep those that crash."""
     told = dict.fromkeys(("inputs", "past", "accepted", "refused", "crash", "slowest", "peak"), 0.0)
-    fork, now = multiprocessing.get_context("fork"), -1
+    fork, now, memory = multiprocessing.get_context("fork"), -1, Path("/dev/shm")
     while numbers:
         ours, theirs = fork.Pipe(duplex=False)
-        process = fork.Process(target=work, args=(reader, numbers, seed, valid, theirs))
+        aside = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True)
+        process = fork.Process(target=work, args=(reader, numbers, seed, valid, aside.name, theirs))
         process.start()
         theirs.close()
         answer: Any = (-1,)
@@ -404,9 +404,10 @@ def watch(reader: str, numbers: list[int], seed: int, valid: list[Files], out: P
                 if why:
                     keep(out, reader, now, made(reader, now, seed, valid), why)
         except EOFError:
-            pass
+            process.join(60)  # it has ended, or is about to
         process.kill()
         process.join()
+        aside.cleanup()
         if answer is None:
             break
         if now < 0:
