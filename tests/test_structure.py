@@ -37,7 +37,7 @@ def test_what_people_come_to_read_stays_under_900_lines():
     assert sum(len((ROOT / part).read_text(encoding="utf-8").splitlines()) for part in [*parts, "train.py"]) < 900
 
 
-BUILT_IN = {"eval", "exec", "compile", "__import__"}
+BUILT_IN = {"eval", "exec", "__import__"}
 MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml", "runpy",
            "importlib"}  # fmt: skip
 CALLS = {"torch.load", "np.load", "numpy.load", "pd.read_pickle", "np.fromfile", "os.system", "hub.load"}
@@ -49,6 +49,8 @@ def dangers(source):
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name) and node.id in BUILT_IN:
             yield node.id
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "compile":  # a setting has that name too
+            yield "compile"
         elif isinstance(node, ast.Attribute) and ast.unparse(node) in CALLS:
             yield ast.unparse(node)
         elif isinstance(node, ast.keyword) and node.arg in OPTIONS:
@@ -75,7 +77,7 @@ def test_nothing_reads_pickles_or_runs_text():
     ["eval(x)", "import pickle", "import os, dill.source", "from joblib import load",
      "torch.load(x, weights_only=True)", "from torch import load", "np.load(x)", "f(allow_pickle=True)", "import yaml",
      "f(trust_remote_code=True)",
-     "exec(compile(x, '', 'exec'))", "__import__('os')", "from importlib import import_module"],
+     "exec(x)", "compile(x, '', 'exec')", "__import__('os')", "from importlib import import_module"],
 )  # fmt: skip
 def test_the_test_for_pickles_sees_them(line):
     assert list(dangers(line))
