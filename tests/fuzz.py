@@ -359,6 +359,7 @@ def try_one(read: Callable[[Path], Any], files: Files, folder: Path) -> tuple[st
 def work(reader: str, numbers: list[int], seed: int, valid: list[Files], aside: str, answers: Any) -> None:
     """In a process of its own: send (number, how it ended, whether past the outer form, seconds, bytes, why)."""
     signal.signal(signal.SIGPROF, overdue)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     read, errors = READERS[reader][1], os.open(os.devnull, os.O_WRONLY)
     os.dup2(errors, 2)  # panics in Rust are printed
     for number, files in enumerate(valid):  # what is loaded once is no input's
@@ -376,7 +377,11 @@ def work(reader: str, numbers: list[int], seed: int, valid: list[Files], aside: 
         ended, why = try_one(read, files, folder)
         seconds = time.process_time() - since
         shutil.rmtree(folder)
-        answers.send((number, ended, past(files), seconds, status("VmHWM") - start, why))
+        try:
+            is_past = past(files)
+        except BaseException:  # memory that the reader did not give back
+            ended, is_past, why = "crash", False, traceback.format_exc()
+        answers.send((number, ended, is_past, seconds, status("VmHWM") - start, why))
     answers.send(None)
 
 
