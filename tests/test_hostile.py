@@ -84,7 +84,8 @@ FILES = {
 def test_weights_that_are_no_models_are_refused(run, content, tmp_path):
     write_folder(str(run), tmp_path / "hf", "last")
     put(run, weights=content)
-    with pytest.raises(UserError, match=r"(model.safetensors|run/last) (is damaged|has 100,001|does not fit)"):
+    told = "has 100,001 tensors" if content is FILES["more tensors than a model has"] else "is damaged|does not fit"
+    with pytest.raises(UserError, match=rf"(model.safetensors|run/last) ({told})"):
         load_model(run)
     (tmp_path / "hf" / "model.safetensors").write_bytes(content)
     with pytest.raises(UserError, match="model.safetensors|has no tensor|finite|of 1 tensors"):
