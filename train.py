@@ -19,6 +19,7 @@ from data.loader import Windows
 from data.tokenfile import IGNORED
 from model import GPT, ModelConfig
 from runtime.checkpoint import (
+    check_sizes,
     crop_positions,
     find_checkpoint,
     load_weights,
@@ -82,14 +83,16 @@ def main(argv: list[str]) -> int:
 
     # Model and optimiser.
     torch.set_float32_matmul_precision("high")  # lets GPUs use TF32; changes nothing on a CPU
+    if former:  # before there is a model: what its settings ask for is not taken until the file holds as much
+        tensors = crop_positions(read_tensors(source, "model.safetensors", meta), block_size)
+        check_sizes(model_config, tensors, source)
     model = GPT(model_config, config.seed if config.init_seed is None else config.init_seed).to(device)
     optimizer = make_optimizer(model, config)
     compiled = config.compile if config.compile is not None else device.type == "cuda"
     forward = torch.compile(model) if compiled else model
     step, best_loss = 0, math.inf
     if former:
-        tensors = read_tensors(source, "model.safetensors", meta)
-        load_weights(model, crop_positions(tensors, block_size), source)
+        load_weights(model, tensors, source)
     if config.resume:
         step, best_loss = meta["step"], meta["best_loss"] or math.inf
         if step > config.max_steps:

@@ -19,6 +19,7 @@ from rich.table import Table
 from attention.regroup import HOWS
 from data import Dataset
 from lab.charts import to_svg
+from lab.stats import evaluations
 from model import ModelConfig
 from runtime import errors, settings
 from runtime.checkpoint import find_checkpoint, load_model, read_meta
@@ -70,9 +71,8 @@ def score(run: Path, dataset: Dataset, tokens: int) -> float:
 def losses(folder: Path, steps: int) -> dict[int, float]:
     """Validation losses by step in a run's log; none if it has not done so many steps."""
     log = folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     # The last step has two: of the tokens asked for, and then of the whole split.
-    found = {row["step"]: row["val_loss"] for row in reversed(rows) if row.get("val_loss") is not None}
+    found = {row["step"]: row["val_loss"] for row in reversed(evaluations(log) if log.exists() else [])}
     return found if steps in found else {}
 
 
@@ -124,7 +124,7 @@ def main(argv: list[str]) -> None:
                   "learning_rate": config.learning_rate, "eval_interval": every}  # fmt: skip
     weights = read_meta(find_checkpoint(parent, "best"))["sha256"]["model.safetensors"]
     same = json.dumps({"weights": weights, "steps": steps, **more})
-    if (out / "of.json").exists() and (out / "of.json").read_text(encoding="utf-8") != same:
+    if (out / "of.json").exists() and (out / "of.json").read_bytes() != same.encode():
         raise UserError(f"{out} holds a curve of other weights, shares or settings: give another --out_dir")
     write_whole(out / "of.json", same)
     write_whole(out / "more.toml", to_toml(*build((TrainConfig,), more)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.tokenfile import DataError, TokenFile
+from data.tokenfile import DataError, TokenFile, first_line
 from data.tokenizer import Tokenizer
 
 __all__ = ["DataError", "Dataset", "dataset_path", "fingerprint", "open_dataset", "open_tokenizer"]
@@ -82,14 +82,16 @@ def open_dataset(name: str) -> Dataset:
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
-            raise DataError(f"it has format {meta['format']} where {FORMAT} is read: prepare it again")
+            raise DataError(f"it has format {meta['format']!r:.50} where {FORMAT} is read: prepare it again")
         tokenizer = Tokenizer.from_meta(meta["tokenizer"])
         counts = [meta["splits"][split]["tokens"] for split in ("train", "val")]
         meta["fingerprint"].encode("ascii")
+        _check_counted(meta, counts[1])
     except DataError as error:
         raise DataError(f"{path / 'meta.json'}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path / 'meta.json'} is damaged ({error!r}): prepare the data set again") from None
+        told = f"{type(error).__name__}: {first_line(error)}"
+        raise DataError(f"{path / 'meta.json'} is damaged ({told}): prepare the data set again") from None
     train, val = (
         TokenFile(path / f"{split}.bin", path / f"{split}.counted.bin" if "probe" in meta else None)
         for split in ("train", "val")
@@ -108,4 +110,17 @@ def open_tokenizer(name: str) -> Tokenizer:
     try:
         return Tokenizer.from_meta(json.loads(saved.read_text(encoding="utf-8"))["tokenizer"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{saved} is damaged ({error!r}): name another run or a data set") from None
+        told = f"{type(error).__name__}: {first_line(error)}"
+        raise DataError(f"{saved} is damaged ({told}): name another run or a data set") from None
+
+
+def _check_counted(meta: dict[str, Any], tokens: int) -> None:
+    """ValueError unless what meta.json says of a probe, and of the targets that count, are numbers to reckon with."""
+    targets, probe = meta["splits"]["val"].get("targets", 1), meta.get("probe")
+    if type(targets) is not int or not 1 <= targets <= tokens:
+        raise ValueError(f"{targets!r:.50} targets of {tokens} tokens")
+    if "probe" in meta:
+        if type(probe["length"]) is not int or not 1 <= probe["length"] < 2**31:
+            raise ValueError(f"an example of {probe['length']!r:.50} tokens")
+        if not all(isinstance(probe[key], (int, float)) and abs(probe[key]) < 1e9 for key in ("floor", "guess")):
+            raise ValueError("its losses are no numbers")

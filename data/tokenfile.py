@@ -20,6 +20,11 @@ class DataError(ValueError):
     """A mistake in what the person gave; its message is one finished sentence for that person."""
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, in at most 200 characters: some quote the whole file that they are about."""
+    return str(error).strip().split("\n")[0][:200] or type(error).__name__
+
+
 class TokenWriter:
     """Stream ids into `path`; the file takes its name only when the `with` block ends well.
 

@@ -1,15 +1,16 @@
 """Tokenizers: text to ids and back, each of them stored whole in a JSON object."""
 
 import base64
+import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from data.tokenfile import DataError
+from data.tokenfile import DataError, first_line
 
 END_OF_TEXT = "<|endoftext|>"
 # Where bpe and gpt2 may merge: GPT-2's pattern as tiktoken writes it. No match of it runs from a character
@@ -63,12 +64,14 @@ class Tokenizer:
         """The tokenizer that `to_meta` described; DataError if the description is damaged."""
         try:
             kind, end = meta["kind"], meta["end"]
+            if type(end) is not bool:  # a number would be taken for so many ids
+                raise ValueError(f"end is {end!r:.50}")
             if kind == "char":
-                return CharTokenizer(meta["characters"], end)
+                return CharTokenizer(_all_text([meta["characters"]])[0], end)
             if kind == "byte":
                 return ByteTokenizer(end)
             if kind == "word":
-                return WordTokenizer(meta["words"])
+                return WordTokenizer(_all_text(meta["words"]))
             if kind in ("bpe", "gpt2"):
                 tokens = [base64.b64decode(token, validate=True) for token in meta["tokens"].split()]
                 return BpeTokenizer(tokens, end, kind)
@@ -76,11 +79,29 @@ class Tokenizer:
                 return HfTokenizer(meta["json"], meta["end_id"])
             raise ValueError(f"unknown kind {kind!r}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"the stored tokenizer is damaged ({error}): prepare the data again") from None
+            told = first_line(error)
+            raise DataError(f"the stored tokenizer is damaged ({told}): prepare the data again") from None
 
     def _refuse(self, text: str) -> DataError:
         characters = ", ".join(repr(c) for c in self.unknown(text)[:10])
         return DataError(f"the {self.kind} tokenizer does not know {characters}: take text without it")
+
+
+def _all_text(values: list[str]) -> list[str]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"{values!r:.50} is not text")
+    return values
+
+
+@contextlib.contextmanager
+def panics_told() -> Iterator[None]:
+    """ValueError for a panic of a library in Rust, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the library gave up: {error}") from None
 
 
 class CharTokenizer(Tokenizer):
@@ -169,9 +190,8 @@ class BpeTokenizer(Tokenizer):
         super().__init__(self.tokens, end)
         ranks = {token: rank for rank, token in enumerate(self.tokens)}
         special = {END_OF_TEXT: self.end_id} if end else {}
-        self._encoding = tiktoken.Encoding(
-            kind, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special
-        )
+        with panics_told():
+            self._encoding = tiktoken.Encoding(kind, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(self, text: str) -> np.ndarray:
         if not text.isascii() and self.unknown(text):  # tiktoken would replace them without a word
@@ -217,15 +237,19 @@ def gpt2_tokenizer(encoder_json: bytes) -> BpeTokenizer:
 PROBE = "".join(map(chr, [32, *range(32, 127)])) + "\t\r\n  \u00c9e\u0301 \ufb01\uff21\u732b\U0001f600\x01\u00a0 \n "
 
 
+MOST_STEPS = 8  # of a tokenizer.json, since some double a text
+NORMALIZERS = {"Sequence", "Prepend", "Replace", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "Strip",
+               "StripAccents", "BertNormalizer", "ByteLevel"}  # fmt: skip
+
+
 def load_hf(text: str) -> Any:
     """The tokenizer of the `tokenizers` library that a tokenizer.json describes; ValueError if it is damaged."""
     import tokenizers
 
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(text)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library has no class of its own for this, and its panics are no Exception
+        with panics_told():
+            tokenizer = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library has no class of its own for this
         raise ValueError(f"not a tokenizer.json: {error}") from None
     ids = tokenizer.get_vocab().values()
     if ids and max(ids) >= 2 * len(ids) + 1000:  # the library writes, and we keep, a place for every id below it
@@ -245,10 +269,11 @@ class HfTokenizer(Tokenizer):
 
     def __init__(self, text: str, end_id: int | None):
         self._tokenizer = load_hf(text)
+        self.text, described = text, json.loads(text)
+        _check_steps(described)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
-        self.text, described = text, json.loads(text)
         special = {token["id"] for token in described["added_tokens"] if token["special"]}
         added = {token["id"] for token in described["added_tokens"]}
         bytes_of = _byte_reader(described["decoder"])
@@ -265,9 +290,11 @@ class HfTokenizer(Tokenizer):
         self.end_id = end_id
         if described["model"].get("dropout"):
             raise ValueError("its dropout gives a text other ids each time: set it to null")
-        if self.decode(self.encode(PROBE)) not in (PROBE, f" {PROBE}"):
+        with panics_told():
+            same = self.decode(self.encode(PROBE)) in (PROBE, f" {PROBE}")
+            probe = self._tokenizer.encode(PROBE)
+        if not same:
             raise ValueError("its tokens are not a text's bytes one after the other: a step in it changes the text")
-        probe = self._tokenizer.encode(PROBE)
         self.begin = tuple(probe.ids[: probe.special_tokens_mask.index(0)])
         if max(self.begin, default=0) >= len(table):
             raise ValueError(f"every text begins with {max(self.begin)}, beyond its {len(table)} ids")
@@ -279,6 +306,26 @@ class HfTokenizer(Tokenizer):
 
     def to_meta(self) -> dict[str, Any]:
         return super().to_meta() | {"json": self.text, "end_id": self.end_id}
+
+
+def _check_steps(described: dict[str, Any]) -> None:
+    """ValueError for steps in a tokenizer.json that could make a short text fill the memory, one after the other."""
+
+    def steps(part: Any) -> Iterator[dict[str, Any]]:
+        for inner in part if isinstance(part, list) else []:
+            yield from steps(inner)
+        if isinstance(part, dict):
+            yield part
+            yield from steps(part.get("normalizers") or part.get("pretokenizers"))
+
+    for key in ("normalizer", "pre_tokenizer"):
+        found = list(steps(described.get(key)))
+        if len(found) > MOST_STEPS:
+            raise ValueError(f"its {key} has {len(found)} steps, and at most {MOST_STEPS} are run")
+        for step in found if key == "normalizer" else []:
+            replaced = step.get("pattern", {}).get("String") if step["type"] == "Replace" else " "
+            if step["type"] not in NORMALIZERS or not replaced or len(step.get("content", "")) > 1:
+                raise ValueError(f"its normalizer {step['type']} may lengthen a text without end")
 
 
 def _byte_reader(decoder: dict[str, Any] | None) -> Callable[[str], bytes]:

@@ -42,19 +42,25 @@ class Run:
     tokens: dict[int, int]  # step of the curve -> training tokens seen
 
 
-def read_curve(metrics: Path) -> Run:
-    """Read a run's metrics.jsonl: its last evaluation, and the curve of all those over as many tokens as its first.
-
-    Torn and damaged lines are skipped. UserError where no evaluation is left.
-    """
+def evaluations(metrics: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl that are evaluations with a finite loss; torn and damaged ones are skipped."""
     rows = []
     for line in metrics.read_bytes().decode(errors="replace").splitlines():
         try:
             row = json.loads(line)
             if math.isfinite(row["val_loss"]) and row["step"] >= 0 and row["tokens"] >= 0:
                 rows.append(row)
-        except (ValueError, TypeError, KeyError, RecursionError):  # a row about training, or not one of ours
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # about training, or not one of ours
             continue
+    return rows
+
+
+def read_curve(metrics: Path) -> Run:
+    """Read a run's metrics.jsonl: its last evaluation, and the curve of all those over as many tokens as its first.
+
+    Torn and damaged lines are skipped. UserError where no evaluation is left.
+    """
+    rows = evaluations(metrics)
     if not rows:
         raise UserError(f"{metrics} holds no evaluation; delete the run's folder to have it trained again")
     last, part = rows[-1], [row for row in rows if row.get("val_tokens") == rows[0].get("val_tokens")]

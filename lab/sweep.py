@@ -74,7 +74,7 @@ class Run(NamedTuple):
             try:
                 row = json.loads(line)
                 return row if row["step"] >= 0 else {}
-            except (ValueError, KeyError, TypeError):  # torn, or the tail of a longer one
+            except (ValueError, KeyError, TypeError, RecursionError):  # torn, or the tail of a longer one
                 continue
         return {}
 

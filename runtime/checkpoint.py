@@ -6,8 +6,11 @@ the settings, the tokenizer, the step, and the SHA-256 of the other files and of
 
 import hashlib
 import json
+import math
 import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,18 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from data.tokenfile import first_line
 from data.tokenizer import Tokenizer
 from model import GPT, ModelConfig
 from runtime.errors import EnvironmentFault, UserError, naming
 from runtime.settings import build
 
 FORMAT = 1
+MOST_TENSORS = 100_000  # in a file
+MOST_BYTES = 100_000_000  # of a header, as the library has it
+TABLES = 2**27  # bytes of position tables that any model may have; a large one more, as much as its weights
+# What `safetensors` raises: for a name, of dtypes that torch lacks, and for a size beyond 63 bits, too.
+UNREADABLE = (SafetensorError, KeyError, TypeError, FileNotFoundError)
 
 
 def save_checkpoint(
@@ -105,7 +114,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
-            raise UserError(f"{folder / 'meta.json'} has format {meta['format']} and this version reads {FORMAT}")
+            raise UserError(f"the checkpoint has format {meta['format']!r:.50} and this version reads {FORMAT}")
         for key in ("model", "train", "tokenizer", "dataset", "sha256"):
             if not isinstance(meta[key], dict):
                 raise TypeError(f"{key} is not an object")
@@ -115,13 +124,17 @@ def read_meta(folder: Path) -> dict[str, Any]:
             raise ValueError("its checksum is not the one it holds")
         if type(meta["step"]) is not int or meta["step"] < 0:
             raise ValueError(f"step is {meta['step']}")
-        if meta["best_loss"] is not None and not isinstance(meta["best_loss"], float):
-            raise TypeError(f"best_loss is {meta['best_loss']}")
-        str.encode(meta["dataset"]["fingerprint"])
+        if type(best := meta["best_loss"]) is not float and best is not None or not math.isfinite(best or 0.0):
+            raise TypeError(f"best_loss is {best}")
+        for key in ("name", "fingerprint"):
+            str.encode(meta["dataset"][key])
         if not isinstance(build((ModelConfig,), meta["model"])[0].vocab_size, int):
             raise ValueError("vocab_size is missing")
+    except UserError as error:
+        raise UserError(f"{folder / 'meta.json'}: {first_line(error)}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{folder / 'meta.json'} is damaged ({error!r}); use another checkpoint") from None
+        told = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{folder / 'meta.json'} is damaged ({told}); use another checkpoint") from None
     return meta
 
 
@@ -129,25 +142,73 @@ def read_tensors(folder: Path, name: str, meta: dict[str, Any]) -> dict[str, tor
     """One safetensors file of a checkpoint, its checksum compared; UserError if it is missing or damaged."""
     path = folder / name
     try:
+        check_header(path)
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != meta["sha256"][name]:
             raise UserError(f"{path} is damaged: its checksum is not the one in meta.json; use another checkpoint")
         return safetensors.torch.load(content)
-    except (SafetensorError, KeyError, FileNotFoundError) as error:
-        raise UserError(f"{path} is damaged or missing ({error}); use another checkpoint") from None
+    except UNREADABLE as error:
+        raise UserError(f"{path} is damaged or missing ({first_line(error)}); use another checkpoint") from None
+
+
+def check_header(path: Path) -> None:
+    """UserError for a safetensors file of more tensors than any model has, each of which would take time and memory."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        found = file.read(min(length, MOST_BYTES)).count(b"data_offsets")
+    if found > MOST_TENSORS:
+        raise UserError(f"{path} has {found:,} tensors, and no model has more than {MOST_TENSORS:,}; use another")
 
 
 def load_weights(model: GPT, tensors: dict[str, torch.Tensor], source: Path) -> None:
     """Copy tensors into the model's parameters; UserError names the first that does not fit."""
     parameters = dict(model.named_parameters())
-    odd = sorted(parameters.keys() ^ tensors.keys())
-    if odd:
-        raise UserError(f"{source} does not fit the model: {odd[0]} is in only one of them")
+    _compare({name: parameter.shape for name, parameter in parameters.items()}, tensors, source)
     for name, parameter in parameters.items():
-        if tensors[name].shape != parameter.shape:
-            shapes = f"{tuple(tensors[name].shape)} is not {tuple(parameter.shape)}"
-            raise UserError(f"{source} does not fit the model: {name} {shapes}")
         parameter.data.copy_(tensors[name])
+
+
+def _compare(shapes: Mapping[str, torch.Size], tensors: Mapping[str, torch.Tensor], source: Path) -> None:
+    """UserError names the first tensor that is not there, left over, of another shape or no floating-point numbers."""
+    odd = sorted(shapes.keys() ^ tensors.keys())
+    if odd:
+        raise UserError(f"{source} does not fit the model: {odd[0]:.200} is in only one of them")
+    for name, shape in shapes.items():
+        tensor = tensors[name]
+        if tensor.shape != shape or not tensor.is_floating_point():
+            found = f"{name} {tuple(tensor.shape)} is not {tuple(shape)}" if tensor.shape != shape else name
+            kind = "" if tensor.is_floating_point() else f", and holds {str(tensor.dtype).removeprefix('torch.')}"
+            raise UserError(f"{source} does not fit the model: {found}{kind}")
+
+
+def check_sizes(config: ModelConfig, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
+    """As load_weights, before there is a model: what settings ask for is not taken until a file holds as much."""
+    one = sized(config, tensors, source)
+    shapes = {
+        name.replace("blocks.0.", f"blocks.{i}.", 1): parameter.shape
+        for i in range(config.n_layer)
+        for name, parameter in one.named_parameters()
+    }
+    _compare(shapes, tensors, source)
+
+
+def sized(config: ModelConfig, tensors: Mapping[str, torch.Tensor], source: Path) -> GPT:
+    """A model of one block, all blocks being alike, that has shapes and no memory.
+
+    UserError if these tensors cannot be those of the settings' model, or if its tables alone would fill the memory.
+    """
+    if config.n_layer > len(tensors):
+        raise UserError(f"{source} does not fit the model: n_layer is {config.n_layer}, of {len(tensors)} tensors")
+    try:
+        with torch.device("meta"):
+            one = GPT(replace(config, n_layer=1))
+    except RuntimeError as error:  # of numbers whose product is beyond any tensor
+        raise UserError(f"{source} does not fit the model, which no memory could hold: {first_line(error)}") from None
+    tables = sum(buffer.nbytes for buffer in one.buffers())
+    if tables > TABLES + sum(tensor.nbytes for tensor in tensors.values()):
+        told = f"block_size {config.block_size} takes {tables:,} bytes of position tables"
+        raise UserError(f"{source} does not fit the model: {told}, far more than its weights")
+    return one
 
 
 def crop_positions(tensors: dict[str, torch.Tensor], block_size: int) -> dict[str, torch.Tensor]:
@@ -174,6 +235,7 @@ def load_model(
     (config,) = build((ModelConfig,), meta["model"])
     if not 0 < tokenizer.vocab_size <= config.vocab_size:
         raise UserError(f"{folder}: {tokenizer.vocab_size} tokens do not fit vocab_size {config.vocab_size}")
+    check_sizes(config, tensors, folder)
     model = GPT(config)
     load_weights(model, tensors, folder)
     return model.to(device).eval(), tokenizer, meta

@@ -70,6 +70,8 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
         elif os.environ.get("LOCAL_RANK", "0") != "0":  # one of several processes that all find the same
             message = None
     if message is not None:
+        if len(message) > 2000:  # it quotes a file
+            message = f"{message[:1500]} ... {message[-400:]}"
         print(f"{Path(sys.argv[0]).name}: {plain(message)}", file=sys.stderr)
     sys.exit(status)
 

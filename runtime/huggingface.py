@@ -18,9 +18,9 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
+from data.tokenfile import first_line
 from data.tokenizer import (
     END_OF_TEXT,
     BpeTokenizer,
@@ -33,7 +33,7 @@ from data.tokenizer import (
     load_hf,
 )
 from model import GPT, ModelConfig
-from runtime.checkpoint import load_model, write_synced
+from runtime.checkpoint import UNREADABLE, check_header, load_model, sized, write_synced
 from runtime.errors import EnvironmentFault, UserError
 from runtime.runs import check_new, write_run
 from runtime.settings import as_dict, build, show
@@ -41,6 +41,7 @@ from runtime.settings import as_dict, build, show
 EPS = 1e-5  # of every norm in model.py
 OF_TRAINING = {"attention_path", "attention_dropout", "dropout", "init"}  # they change nothing in a trained model
 GPT2_SHA256 = "445c95aed02d34f9cebfeeba666b08c9aebb5419c128c1c8e6995ac1a15f28b9"  # of its tokens as we store them
+LONGEST_TOKEN = 10_000  # bytes
 BUFFERS = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")  # in older checkpoints; nothing learned
 
 
@@ -274,7 +275,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{path} is not there; name a folder that save_pretrained of transformers wrote") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({error})") from None
+        raise UserError(f"{path} is not JSON ({first_line(error)})") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} does not hold an object {{...}}")
     return found
@@ -344,9 +345,10 @@ def read_weights(folder: Path, layout: Layout) -> dict[str, Tensor]:
     tensors = {}
     for file in files:
         try:
+            check_header(folder / file)
             stored = safetensors.torch.load_file(folder / file)
-        except (SafetensorError, FileNotFoundError) as error:
-            raise UserError(f"{folder / file} is damaged or missing ({error})") from None
+        except UNREADABLE as error:
+            raise UserError(f"{folder / file} is damaged or missing ({first_line(error)})") from None
         for name, tensor in stored.items():
             if BUFFERS.search(name):
                 continue
@@ -364,6 +366,7 @@ def our_weights(
     layout: Layout, config: ModelConfig, tensors: dict[str, Tensor], source: Path
 ) -> dict[str, Tensor]:
     """Their tensors as the parameters of our model; UserError names what is missing, left over or of another shape."""
+    sized(config, tensors, source)
     with torch.device("meta"):
         model = GPT(config)
         places = layout.places(model)
@@ -459,7 +462,7 @@ def read_tokenizer(path: Path, end_id: int | None) -> Tokenizer:
         text = path.read_text(encoding="utf-8")
         return same_as_ours(text, end_id) or HfTokenizer(text, end_id)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} cannot be used here ({error})") from None
+        raise UserError(f"{path} cannot be used here ({first_line(error)})") from None
 
 
 def same_as_ours(text: str, end_id: int | None) -> Tokenizer | None:
@@ -469,6 +472,8 @@ def same_as_ours(text: str, end_id: int | None) -> Tokenizer | None:
     byte_of, end = byte_characters(), bool(theirs["added"])
 
     def bpe() -> Tokenizer:
+        if max(map(len, names)) > LONGEST_TOKEN:  # whose merges would be looked for without end
+            raise ValueError(f"a token of {max(map(len, names))} bytes")
         tokenizer = BpeTokenizer([bytes(byte_of[c] for c in name) for name in names], end)
         known = hashlib.sha256(tokenizer.to_meta()["tokens"].encode()).hexdigest() == GPT2_SHA256
         return BpeTokenizer(tokenizer.tokens, end, "gpt2") if known else tokenizer

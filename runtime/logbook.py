@@ -224,7 +224,7 @@ def _keep_rows(path: Path, last_step: int) -> float:
             step, then = row["step"] + 0, row.get("elapsed", elapsed) + 0.0
             if step < reached:
                 raise ValueError
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # not a row of ours
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):  # not a row of ours
             if content.count(b"\n") == number - 1 and line.strip(b"\0")[:1] in (b"", b"{"):
                 break  # all are read, or the last has no end: the machine stopped while it was written
             raise UserError(

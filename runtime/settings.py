@@ -21,6 +21,7 @@ import tyro
 from runtime.errors import UserError
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+MOST_BYTES = 2**20  # of a settings file
 SURROGATE = re.compile("[\0\ud800-\udfff]")  # a zero byte, and bytes that are not UTF-8
 
 
@@ -53,7 +54,7 @@ class Kind(NamedTuple):
             if not isinstance(value, (list, tuple)):
                 raise ValueError(f"{show(value)} is not a list")
             return tuple(self._replace(optional=False, many=False).check(part) for part in value)
-        if type(value) is int and self.type is float:
+        if type(value) is int and self.type is float and abs(value) < 2**1023:  # beyond, it stays what it is
             value = float(value)
         fits = value in self.choices if self.choices else type(value) is self.type
         if not fits or value != value or SURROGATE.search(str(value)):  # only NaN differs from itself
@@ -186,6 +187,8 @@ def read_toml(file: str) -> dict[str, Any]:
     """The contents of a TOML file; UserError names the file, the line and the fault."""
     path = Path(file)
     try:
+        if path.is_file() and (size := path.stat().st_size) > MOST_BYTES:
+            raise UserError(f"{file}: {size:,} bytes are more than settings take, at most {MOST_BYTES:,}; name another")
         return tomllib.loads(path.read_bytes().decode("utf-8-sig"))  # Windows editors put a mark in front
     except FileNotFoundError:
         near = {p.stem: p for p in [*Path("config").rglob("*.toml"), *path.parent.glob("*.toml")]}
@@ -219,7 +222,7 @@ def _named(name: str, kinds: Mapping[str, Kind], where: str = "") -> str:
     plain = name.replace("-", "_")
     if plain in kinds:
         return plain
-    near = difflib.get_close_matches(plain, kinds, 1)
+    near = difflib.get_close_matches(plain[:100], kinds, 1)
     hint = f'did you mean "{near[0]}"?' if near else "--help lists them all"
     raise UserError(f'{where}unknown setting "{name}"; {hint}')
 

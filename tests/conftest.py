@@ -4,10 +4,15 @@ import sys
 import pytest
 import torch
 from browser import browser  # noqa: F401, a fixture
+from hypothesis import settings
 from texts import some_text
 
 import prepare
 from runtime import errors
+
+# The same examples every time, few of each, and no limit on the time of one: a machine may be busy.
+settings.register_profile("tests", derandomize=True, deadline=None, max_examples=60, database=None)
+settings.load_profile("tests")
 
 torch.set_num_threads(1)  # the tensors here are tiny: a second thread costs more than it gives
 

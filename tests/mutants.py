@@ -35,6 +35,7 @@ MODEL = ["tests/test_model.py"]
 TRAIN = ["tests/test_train.py"]
 CHECKPOINT = ["tests/test_checkpoint.py"]
 DAMAGE = ["tests/faults/test_damage.py"]
+HOSTILE = ["tests/test_hostile.py"]
 EVALUATE = ["tests/test_evaluate.py"]
 OPTIM = ["tests/test_optim.py"]
 MUON = ["tests/test_muon.py"]
@@ -181,6 +182,9 @@ MUTANTS = [
     ("a save is renamed before it is synced", "runtime/checkpoint.py", "        os.fsync(file.fileno())\n", "", CHECKPOINT),
     ("a save deletes the former one first", "runtime/checkpoint.py", "        os.rename(folder, old)  #",
      "        shutil.rmtree(folder)  #", CHECKPOINT),
+    ("memory is taken before the weights are compared", "runtime/checkpoint.py",
+     "    check_sizes(config, tensors, folder)\n", "", HOSTILE),
+    ("readers of pickles are used", "data/sources.py", "not in HUB_KINDS", "in ()", HOSTILE),
     ("a checksum is not compared", "runtime/checkpoint.py",
      "hashlib.sha256(content).hexdigest() != meta", "False and meta", CHECKPOINT),
     ("a damaged meta is read", "runtime/checkpoint.py", 'if meta["sha256"].get("meta.json") not in', 'if False and meta not in', DAMAGE),

