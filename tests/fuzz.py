@@ -11,6 +11,7 @@ with what was raised. An input is number N of its reader at --seed, always the s
 import argparse
 import concurrent.futures
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -56,6 +57,10 @@ ODD = [None, True, False, 0, 1, -1, 2, 255, 65536, 10**9, 2**31 - 1, 2**31, 2**5
        [], {}, [[]], {"": {}}, [0] * 10**4, ["x"], {"a": 1}, "@deep", "@giant"]  # fmt: skip
 
 
+def odd(draw: random.Random) -> Any:
+    return copy.deepcopy(draw.choice(ODD))  # what is made of one input is not to be in the next
+
+
 def alter(draw: random.Random, value: Any) -> Any:
     """A JSON value with one to four changes at places in it; the value itself is used up."""
     root = [value]
@@ -68,7 +73,7 @@ def alter(draw: random.Random, value: Any) -> Any:
             todo += [holder[key] for key in keys[:50] if isinstance(holder[key], (list, dict))]
         holder, key = draw.choice(places) if places else (root, 0)
         if not places:
-            return draw.choice(ODD)
+            return odd(draw)
         old, kind = holder[key], draw.randrange(6)
         if kind == 0 and holder is not root:
             del holder[key]
@@ -76,14 +81,14 @@ def alter(draw: random.Random, value: Any) -> Any:
             other, at = draw.choice(places)
             holder[key] = json.loads(json.dumps(other[at]))
         elif kind == 2 and isinstance(holder, dict):
-            holder[draw.choice(["x", "", "end", "probe", str(key) * 2])] = draw.choice(ODD)
+            holder[draw.choice(["x", "", "end", "probe", str(key) * 2])] = odd(draw)
         elif isinstance(old, (int, float)) and kind < 5:
             holder[key] = draw.choice([old + 1, old - 1, -old, old * 2, draw.randrange(2**24)])
         elif isinstance(old, str) and kind < 5:
             at = draw.randrange(len(old) + 1)
             holder[key] = draw.choice([old[:at], old + old, old[:at] + draw.choice("\0\ud800 é=\"]}9") + old[at:]])
         else:
-            holder[key] = draw.choice(ODD)
+            holder[key] = odd(draw)
     return root[0]
 
 
