@@ -27,6 +27,7 @@ SAME = ["--batch_size", "8", "--max_steps", "50", "--eval_interval", "25", "--lo
 def start(count, *words):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
     return subprocess.Popen([*command, ROOT / "train.py", *map(str, words)], cwd=ROOT, text=True,
+                            env=os.environ | {"OMP_NUM_THREADS": "1"},  # one process would take a thread for each core
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
 
 
