@@ -103,6 +103,8 @@ def main(argv: list[str]) -> int:
     out_dir.mkdir(0o777 if config.launcher == "local" else 0o755, parents=True, exist_ok=True)
     lock = hold(out_dir)
     cluster = Cluster(out_dir, config.slurm, threads) if config.launcher == "submitit" else None
+    if cluster and not cluster.on_slurm:
+        print("there is no Slurm here: the jobs run on this machine", file=sys.stderr)
 
     # Training. The rates first, if they are to be chosen; every design at its own; then all at the common one.
     stop = StopSignal()

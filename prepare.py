@@ -382,6 +382,12 @@ def prepare(config: PrepareConfig) -> None:
                     f"the {split} split has {writer.count} token(s) and needs 2, from {total:,} characters "
                     f"and val_fraction {config.val_fraction}: give more text or another --val_fraction"
                 )
+        share = val.count / (train.count + val.count)
+        if not config.val_fraction / 2 < share < config.val_fraction * 2:
+            print(
+                f"note: {share:.0%} of the tokens are held out where val_fraction asks for {config.val_fraction:.0%}, "
+                "since documents stay whole; put files together into one, or cut long ones, to come nearer"
+            )
         meta = {
             "format": data.FORMAT,
             "arguments": settings.as_dict(config),

@@ -200,6 +200,7 @@ def main(argv: list[str]) -> int:
         """The signal to stop, if any rank has got one; all ranks ask at the same moments."""
         return int(ranks.gather(stop.number).max())
 
+    signal = 0
     try:
         while True:
             # Evaluate what was saved before. A resumed run comes by here again, with the same result.
@@ -218,6 +219,7 @@ def main(argv: list[str]) -> int:
                     if step == config.max_steps:
                         log.note(f"evaluating the whole validation split, {dataset.val_targets:,} tokens")
                         record(result + score(part, None, log.evaluating) if part < whole else result)
+                        break
             signal = stopping()
             if step == config.max_steps or signal:
                 if saved < step:

@@ -121,6 +121,13 @@ def test_few_documents_still_give_two_splits(make, count, fraction):
     assert min(len(dataset.train), len(dataset.val)) > 1
 
 
+def test_a_split_far_from_what_was_asked_is_told(make, capsys):
+    make({"a.txt": "long " * 1000, "b.txt": "short"})
+    assert "of the tokens are held out where val_fraction asks for 10%" in capsys.readouterr().out
+    make({"a.txt": "one text alone is cut where the fraction says, and nothing is told of it"})
+    assert "held out" not in capsys.readouterr().out
+
+
 def test_one_document_among_rows_is_one_text(make):
     text = "only one document, long enough to be cut"
     dataset = make({"a.jsonl": jsonl([text])})

@@ -91,6 +91,18 @@ def test_sigterm_finishes_the_step_saves_and_can_be_resumed_more_than_once(go, d
         assert_same_run(run, whole)
 
 
+def test_a_stop_during_the_last_evaluation_comes_when_all_is_done(go, monkeypatch, capsys):
+    evaluate = train.evaluate
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*args)
+
+    monkeypatch.setattr(train, "evaluate", interrupted)
+    run = go("run", "--max_steps", "4")
+    assert "done; " in capsys.readouterr().out and "val_loss" in rows(run)[-1]
+
+
 def test_a_stop_during_an_evaluation_loses_no_step(go, tmp_path, monkeypatch):
     whole = go("whole", "--max_steps", "20")
     evaluate = train.evaluate
