@@ -131,7 +131,7 @@ def main(argv: list[str]) -> int:
         sweep.train(common_runs)
         common_runs += [run for run in runs if run.name not in moved]
     except Stopped:
-        print(f"stopped; every run has saved, and the same command goes on with {out_dir}", file=sys.stderr)
+        print(errors.plain(f"stopped; every run has saved, and the same command goes on with {out_dir}"), file=sys.stderr)
         return 128 + stop.number
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(number, handler)  # from here on there is nothing to save
@@ -172,7 +172,7 @@ def main(argv: list[str]) -> int:
     show(results, Console())
     for failure in sweep.failures:
         print(f"failed: {failure['design']}, seed {failure['seed']}: {failure['error']}", file=sys.stderr)
-    print(f"report: {out_dir / 'report.html'}")
+    print(errors.plain(f"report: {out_dir / 'report.html'}"))
     lock.close()
     return 1 if sweep.failures else 0
 

@@ -60,7 +60,7 @@ def to_hf(config: ToHfConfig) -> None:
     positions, LayerNorm, ReLU squared: the default model). A model that none of them can express is refused.
     """
     layout = write_folder(config.run, Path(config.folder), config.checkpoint)
-    print(f"wrote {config.folder} in the layout of {layout.model_type}")
+    print(errors.plain(f"wrote {config.folder} in the layout of {layout.model_type}"))
 
 
 def from_hf(config: FromHfConfig) -> None:
@@ -70,8 +70,8 @@ def from_hf(config: FromHfConfig) -> None:
     What a model here cannot express is refused, by the key of config.json. Dropout does not come along.
     """
     layout = read_folder(config.source, Path(config.run))
-    print(f"wrote {config.run} from the layout of {layout.model_type}")
-    print(f"write text with: {python()} sample.py {config.run}")
+    print(errors.plain(f"wrote {config.run} from the layout of {layout.model_type}"))
+    print(errors.plain(f"write text with: {python()} sample.py {config.run}"))
 
 
 def regroup(config: RegroupConfig) -> None:
@@ -82,7 +82,7 @@ def regroup(config: RegroupConfig) -> None:
     a twentieth of its parent's steps or so, with train.py --init_from; uptrain.py measures what that gives back.
     """
     regrouped(config.run, Path(config.new), config.n_kv_head, config.how, config.checkpoint)
-    print(f"wrote {config.new}; train it on with: {python()} train.py --init_from {config.new}")
+    print(errors.plain(f"wrote {config.new}; train it on with: {python()} train.py --init_from {config.new}"))
 
 
 COMMANDS: dict[str, tuple[type, Callable[[Any], None]]] = {

@@ -3,14 +3,17 @@
 Read `Block.forward` first, then `GPT.hidden`. Shapes: B sequences, T tokens, n_embd the model's width.
 """
 
+import contextlib
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from attention import DESIGNS
 from attention.cache import KVCache, LayerCache
@@ -162,6 +165,19 @@ class Block(nn.Module):
         return self.norm_mlp(x + self.dropout(self.mlp(x)))
 
 
+class Unfilled(TorchFunctionMode):
+    """PyTorch's own layers come without values: what they would draw is replaced anyway, and takes time."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return None if getattr(func, "__module__", "") == "torch.nn.init" else func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def unfilled() -> Iterator[None]:
+    with Unfilled():
+        yield
+
+
 class GPT(nn.Module):
     """A decoder-only language model. `seed` fixes the initial values."""
 
@@ -169,7 +185,7 @@ class GPT(nn.Module):
     rope_cos: Tensor  # (block_size, width), as rope_sin
     rope_sin: Tensor
 
-    @torch.random.fork_rng(devices=[])  # what PyTorch's own layers draw, only to be replaced, leaves no trace
+    @unfilled()
     def __init__(self, config: ModelConfig, seed: int = 1):
         super().__init__()
         if config.vocab_size is None:

@@ -297,7 +297,7 @@ def replacing(folder: Path) -> Iterator[Path]:
         finally:
             put_back(old, folder)
         if old.exists():
-            print(f"{folder} takes the place of what was prepared there before")
+            print(errors.plain(f"{folder} takes the place of what was prepared there before"))
 
 
 @contextlib.contextmanager
@@ -400,7 +400,7 @@ def prepare(config: PrepareConfig) -> None:
             "tokenizer": tokenizer.to_meta(),
         }
         write_meta(new, meta)
-    print(f"wrote {folder}")
+    print(errors.plain(f"wrote {folder}"))
 
 
 def prepare_probe(config: PrepareConfig) -> None:
@@ -417,7 +417,7 @@ def prepare_probe(config: PrepareConfig) -> None:
         print(f"{split}: {part['examples']:,} examples, {part['tokens']:,} tokens, of which {part['targets']:,} count")
     told = meta["probe"]
     print(f"{told['about']}; least loss {told['floor']:g}, guessing blindly {told['guess']:.4f} nats")
-    print(f"wrote {folder}")
+    print(errors.plain(f"wrote {folder}"))
 
 
 def print_counts(survey: Survey, counts: Counter[tuple[str, str]], writers: dict[str, TokenWriter]) -> None:

@@ -28,7 +28,7 @@ from runtime.checkpoint import (
     save_checkpoint,
 )
 from runtime.devices import autocast, describe_device, pick_dtype
-from runtime.errors import EnvironmentFault, UserError, run
+from runtime.errors import EnvironmentFault, UserError, plain, run
 from runtime.evaluate import Score, evaluate
 from runtime.logbook import Logbook
 from runtime.optim import learning_rate, load_optimizer_tensors, make_optimizer, optimizer_tensors
@@ -78,6 +78,7 @@ def main(argv: list[str]) -> int:
     windows = Windows(dataset.train, block_size, config.batch_size, config.seed)
     Windows(dataset.val, block_size, 1, 0)  # refuses a validation split that is too short
     tokens_per_step = config.batch_size * block_size
+    ranks.agree("settings and data", f"{model_config} {config} {dataset.fingerprint} {former and meta['step']}")
     micro_batch_size, micro_batches = ranks.share(config.batch_size, config.micro_batch_size)
     own_rows = slice(micro_batches.start * micro_batch_size, micro_batches.stop * micro_batch_size)
 
@@ -116,10 +117,11 @@ def main(argv: list[str]) -> int:
         return Score(nats, *map(int, counts))
 
     if config.eval_only:
-        print(f"evaluating {dataset.val_targets:,} tokens", file=sys.stderr, flush=True)
+        if ranks.first:
+            print(f"evaluating {dataset.val_targets:,} tokens", file=sys.stderr, flush=True)
         result = score()
         if ranks.first:
-            print(f"{former} at step {step}: val loss {result} in windows of {block_size}")
+            print(f"{plain(former)} at step {step}: val loss {result} in windows of {block_size}")
         return 0
 
     # The run's folder and its log.
@@ -140,6 +142,8 @@ def main(argv: list[str]) -> int:
     if ranks.first:
         write_whole(out_dir / "settings.toml", to_toml(model_config, kept))
     log.note(describe(model_config, config, given=given))
+    if ranks.count > 1 and not config.micro_batch_size and model_config.dropout + model_config.attention_dropout:
+        log.note("with dropout, losses depend on the number of processes unless --micro_batch_size is given")
     if model_config.window and model_config.window >= block_size:
         log.note(f"window {model_config.window} hides nothing: block_size {block_size} is no longer than it")
     log.note(

@@ -10,8 +10,9 @@ def rotary_tables(length: int, width: int, theta: float) -> tuple[Tensor, Tensor
     Pair i is (x[i], x[i + width / 2]), so that each table holds its width / 2 angles twice; the sines of the
     first half are negative, as the rotation of a pair wants them.
     """
-    frequency = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)  # (width / 2,)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency  # (length, width / 2)
+    # On the CPU even for a model that is only counted: on "meta" arange would load PyTorch's compiler, for seconds.
+    frequency = theta ** (-torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)  # (width / 2,)
+    angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * frequency  # (length, width / 2)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat((cos, cos), dim=-1).float(), torch.cat((-sin, sin), dim=-1).float()
 

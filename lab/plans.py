@@ -1,6 +1,7 @@
 """From designs to what every run is to be: settings varied, defaults of a comparison, parameters matched."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def varied(designs: Mapping[str, Design], words: Sequence[str]) -> dict[str, Des
             if field in {*SAME, *OWN, "threads"}:
                 raise UserError(f"--vary {field} cannot be: all runs share it, or their losses would not compare")
             shown = value if isinstance(value, str) else show(value).strip('"')
+            if not re.fullmatch(r"[\w.,+ -]+", shown):
+                raise UserError(f"--vary {field} {shown}: it names a design, so take letters, digits, . , + and -")
             new = f"{field}={shown}" if design.file is None else f"{design.name}-{field}={shown}"
             settings = design.settings | {field: value}
             try:

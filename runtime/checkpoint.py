@@ -71,13 +71,13 @@ def save_checkpoint(
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
     """Write meta.json with a checksum of its own among those it holds."""
-    meta = meta | {"sha256": meta["sha256"] | {"meta.json": _checksum(meta)}}
+    meta = meta | {"sha256": meta["sha256"] | {"meta.json": checksum(meta)}}
     write_synced(folder / "meta.json", json.dumps(meta, indent=1).encode())
 
 
-def _checksum(meta: dict[str, Any]) -> str:
+def checksum(meta: dict[str, Any]) -> str:
     """SHA-256 of what a meta says, its own checksum left out."""
-    others = {name: checksum for name, checksum in meta["sha256"].items() if name != "meta.json"}
+    others = {name: value for name, value in meta["sha256"].items() if name != "meta.json"}
     return hashlib.sha256(json.dumps(meta | {"sha256": others}).encode()).hexdigest()
 
 
@@ -106,7 +106,10 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Path:
         for folder in (run / name, run / f"{name}.old"):  # .old: between the two renames of a save
             if (folder / "meta.json").is_file():
                 return folder
-    raise UserError(f"{run} holds no checkpoint (no {which}/meta.json); the run stopped before its first save")
+    raise UserError(
+        f"{run} holds no checkpoint (no {which}/meta.json); the run stopped before its first save: begin it anew with "
+        "train.py --overwrite"
+    )
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -120,7 +123,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
                 raise TypeError(f"{key} is not an object")
         if not meta["sha256"].keys() <= {"model.safetensors", "optimizer.safetensors", "meta.json"}:
             raise ValueError(f"it has checksums of {', '.join(meta['sha256'])}")
-        if meta["sha256"].get("meta.json") not in (None, _checksum(meta)):  # None: saved before there was one
+        if meta["sha256"].get("meta.json") not in (None, checksum(meta)):  # None: saved before there was one
             raise ValueError("its checksum is not the one it holds")
         if type(meta["step"]) is not int or meta["step"] < 0:
             raise ValueError(f"step is {meta['step']}")
@@ -199,12 +202,13 @@ def sized(config: ModelConfig, tensors: Mapping[str, torch.Tensor], source: Path
     """
     if config.n_layer > len(tensors):
         raise UserError(f"{source} does not fit the model: n_layer is {config.n_layer}, of {len(tensors)} tensors")
+    length = config.block_size if config.positions == "learned" else 1  # others have tables, which are counted below
     try:
         with torch.device("meta"):
-            one = GPT(replace(config, n_layer=1))
+            one = GPT(replace(config, n_layer=1, block_size=length))
     except RuntimeError as error:  # of numbers whose product is beyond any tensor
         raise UserError(f"{source} does not fit the model, which no memory could hold: {first_line(error)}") from None
-    tables = sum(buffer.nbytes for buffer in one.buffers())
+    tables = config.block_size * sum(buffer.nbytes for buffer in one.buffers())
     if tables > TABLES + sum(tensor.nbytes for tensor in tensors.values()):
         told = f"block_size {config.block_size} takes {tables:,} bytes of position tables"
         raise UserError(f"{source} does not fit the model: {told}, far more than its weights")

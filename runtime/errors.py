@@ -67,8 +67,8 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
             raise
         if isinstance(error, OSError):
             _drop_output()
-        elif os.environ.get("LOCAL_RANK", "0") != "0":  # one of several processes that all find the same
-            message = None
+        elif status == 2 and os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("LOCAL_RANK", "0") != "0":
+            message = None  # one of several processes that all find the same
     if message is not None:
         if len(message) > 2000:  # it quotes a file
             message = f"{message[:1500]} ... {message[-400:]}"

@@ -5,7 +5,10 @@ make the same update. What is decided together (to stop, to call a loss the best
 """
 
 import contextlib
+import datetime
+import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -15,6 +18,8 @@ from torch import Tensor
 from runtime.devices import pick_device
 from runtime.errors import EnvironmentFault, UserError
 
+TIMEOUT = datetime.timedelta(minutes=10)  # the longest that ranks wait for each other, at the start and in a run
+
 
 class Ranks:
     """This process, number `rank` of `count`, on a device of its own; `first` is the one that talks and saves.
@@ -23,15 +28,19 @@ class Ranks:
     """
 
     def __init__(self, device: str):
-        names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}  # what torchrun sets
-        self.rank, self.local_rank, self.count, local_count = (
-            int(os.environ.get(name) or alone) for name, alone in names.items()
-        )
+        self.rank, self.count = _place("RANK", "WORLD_SIZE")
+        self.local_rank, local_count = _place("LOCAL_RANK", "LOCAL_WORLD_SIZE")
         self.first = self.rank == 0
         self.device = pick_device(device, self.local_rank if self.count > 1 else None)
         if self.count > 1:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_count))
-            self._told(dist.init_process_group, "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
+            try:
+                dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", timeout=TIMEOUT)
+            except (RuntimeError, ValueError) as error:
+                raise EnvironmentFault(
+                    f"process {self.rank} of {self.count} cannot reach the others ({_first_line(error)}): start it "
+                    "with torchrun, or unset WORLD_SIZE"
+                ) from None
 
     def share(self, batch_size: int, micro_batch_size: int | None) -> tuple[int, range]:
         """Rows of a micro-batch, and which micro-batches of a batch are this rank's; UserError if none would fit."""
@@ -54,6 +63,12 @@ class Ranks:
         if self.count > 1:
             self._told(dist.all_reduce, table)
         return table
+
+    def agree(self, what: str, value: str) -> None:
+        """UserError if the ranks do not all have the same value."""
+        number = int.from_bytes(hashlib.sha256(value.encode()).digest()[:6], "big")  # a float64 holds it exactly
+        if len(set(self.gather(number).flatten().tolist())) > 1:
+            raise UserError(f"the {self.count} processes do not have the same {what}: start all of them alike")
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Put the sum over all ranks into every tensor, in one message."""
@@ -84,8 +99,21 @@ class Ranks:
         try:
             call(argument)
         except (RuntimeError, ValueError) as error:
-            why = str(error).strip().split("\n")[0]
             raise EnvironmentFault(
-                f"process {self.rank} of {self.count} has lost another ({why}): what went wrong stands above or in "
-                "that one's output; the run goes on from its last save with --resume"
+                f"process {self.rank} of {self.count} has lost another ({_first_line(error)}): what went wrong stands "
+                "above or in that one's output; if the run has saved, --resume goes on with it"
             ) from None
+
+
+def _place(number: str, count: str) -> tuple[int, int]:
+    """Two of torchrun's variables: which of how many; the only one if they are not set."""
+    texts = os.environ.get(number) or "0", os.environ.get(count) or "1"
+    if not all(text.isdecimal() for text in texts) or not int(texts[0]) < int(texts[1]):
+        told = f"{number} is {texts[0]} and {count} is {texts[1]}"
+        raise UserError(f"{told}, which is no number below another: start with torchrun, or unset both")
+    return int(texts[0]), int(texts[1])
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, without where in its library's source: gloo begins with that in brackets."""
+    return re.sub(r"^\[[^]]*\]:? *", "", str(error).strip().split("\n")[0]).split(". This may")[0]

@@ -80,6 +80,8 @@ class TrainConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        if self.threads and self.threads > 1024:
+            raise ValueError(f"threads {self.threads} is more than 1024: give the number of cores or less")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be above 0, not {self.learning_rate}")
         if not 0 <= self.final_lr <= 1:

@@ -176,7 +176,9 @@ def seal(files: Files) -> bytes:
     try:
         meta = json.loads(files["meta.json"])
         if "sha256" in meta:
-            meta["sha256"] |= {name: hashlib.sha256(files[name]).hexdigest() for name in meta["sha256"]}
+            others = meta["sha256"].keys() - {"meta.json"}
+            meta["sha256"] |= {name: hashlib.sha256(files[name]).hexdigest() for name in others}
+            meta["sha256"]["meta.json"] = checkpoint.checksum(meta)
         elif "fingerprint" in meta:
             names = [f"{split}{kind}.bin" for split in ("train", "val") for kind in ("", ".counted")]
             ids = [hashlib.sha256(files[name][HEADER.size :]).hexdigest() for name in names if name in files]

@@ -253,7 +253,7 @@ def test_hostile_parquet_is_refused_by_file(tmp_path):
             list(sources.files([str(path)], None, print))
 
 
-def test_hostile_lines_of_a_log_are_skipped(tmp_path):
+def test_hostile_lines_of_a_log_are_skipped_or_named(tmp_path):
     row = {"step": 1, "tokens": 8, "val_loss": 2.5, "val_tokens": 9, "elapsed": 0.5}
     odd = [row | {"val_loss": 10**400}, row | {"step": None}, row | {"tokens": "x"}, [], 1, None]
     lines = [json.dumps(line) for line in odd] + [DEEP, GIANT, "\ud800"]
@@ -263,7 +263,8 @@ def test_hostile_lines_of_a_log_are_skipped(tmp_path):
     path.write_text("\n".join([json.dumps(row), DEEP[:2000] + DEEP[-2000:]]))
     assert Run("x", 1, tmp_path, tmp_path, 3, 9).last_row() == row
     path.write_text("\n".join([json.dumps(row), json.dumps(row | {"elapsed": 10**400}), DEEP]))
-    assert logbook._keep_rows(path, 3) == 0.5 and path.read_text() == json.dumps(row) + "\n"
+    with pytest.raises(UserError, match="line 2 is damaged"):
+        logbook._keep_rows(path, 3)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,32 @@ def test_what_does_not_divide_is_refused_with_both_numbers(count, micro, words):
         one.share(12, micro)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "other"),
+    [("RANK", "abc", "2"), ("RANK", "1", ""), ("RANK", "5", "2"), ("RANK", "0", "0"), ("RANK", "-1", "-3")],
+)
+def test_places_that_cannot_be_are_refused(monkeypatch, name, value, other):
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WORLD_SIZE", other)
+    with pytest.raises(UserError, match=f"RANK is {value} and WORLD_SIZE is {other or 1}"):
+        Ranks("cpu")
+
+
+def test_processes_with_different_settings_are_refused():
+    one = Ranks("cpu")
+    one.gather = lambda number: torch.tensor([[number], [number + 1.0]], dtype=torch.float64)
+    with pytest.raises(UserError, match="do not have the same settings"):
+        one.agree("settings", "seed 1")
+    Ranks("cpu").agree("settings", "seed 1")
+
+
+def test_several_processes_without_torchrun_are_told_of_it(command, monkeypatch, dataset, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    status, _, err = command(train, "--dataset", dataset, "--out_dir", tmp_path / "run")
+    assert status == 1 and "start it with torchrun, or unset WORLD_SIZE" in err and err.count("\n") == 1
+
+
 def test_a_mistake_is_told_once(dataset, tmp_path):
     status, _, err = torchrun(2, "--dataset", dataset, *TINY, "--batch_size", 3, "--out_dir", tmp_path / "run")
     assert status != 0 and err.count("batch_size 3 cannot be shared among 2 processes") == 1

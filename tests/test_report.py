@@ -385,7 +385,7 @@ def test_awkward_text_is_shown_and_nothing_else(tmp_path):
     results = make_results(tmp_path, {"mha": (8, 8, 0.0), name: (8, 1, 0.01)})
     page = report.to_html(results, charts.draw(results))
     assert page.count("</script>") == page.count("<script") == 4
-    assert "<img" not in page
+    assert "<img" not in re.sub(r"<script.*?</script>", "", page, flags=re.S)  # the chart library's own code has one
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
     assert name in json.dumps(data, ensure_ascii=False).replace('\\"', '"')
     table = report.to_markdown(results, {}).split("## All figures\n\n")[1].split("\n\n")[0].splitlines()

@@ -504,4 +504,4 @@ def test_without_a_gpu_the_defaults_run_and_say_what_was_picked(dataset, tmp_pat
     assert f"cpu, {torch.get_num_threads()} threads, float32;" in told and "compiled" not in told
     assert "training tokens, 128 a step" in told  # 8 sequences of 16 at a time: no accumulation
     saved = json.loads((tmp_path / "a" / "last" / "meta.json").read_text())["train"]
-    assert saved["batch_size"] == saved["micro_batch_size"] == 8
+    assert saved["batch_size"] == 8 and saved["micro_batch_size"] is None

@@ -15,10 +15,10 @@ LATE = """
 import os, subprocess
 from data.loader import Windows
 batch = Windows.batch
-def late(self, step):
+def late(self, step, rows):
     if step == 12:
         {then}
-    return batch(self, step)
+    return batch(self, step, rows)
 Windows.batch = late
 """
 FILL = LATE.format(then="""

@@ -130,12 +130,12 @@ KILL_SERVICE = """
 import glob, os, signal
 from data.loader import Windows
 batch = Windows.batch
-def late(self, step):
+def late(self, step, rows):
     if step == 5:
         children = " ".join(open(file).read() for file in glob.glob("/proc/self/task/*/children")).split()
         print("killed", len(children), "of wandb's processes")
         for child in children: os.kill(int(child), signal.SIGKILL)
-    return batch(self, step)
+    return batch(self, step, rows)
 Windows.batch = late
 """
 
