@@ -131,7 +131,8 @@ def main(argv: list[str]) -> int:
         sweep.train(common_runs)
         common_runs += [run for run in runs if run.name not in moved]
     except Stopped:
-        print(errors.plain(f"stopped; every run has saved, and the same command goes on with {out_dir}"), file=sys.stderr)
+        told = f"stopped; every run has saved, and the same command goes on with {out_dir}"
+        print(errors.plain(told), file=sys.stderr)
         return 128 + stop.number
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         signal.signal(number, handler)  # from here on there is nothing to save

@@ -170,6 +170,7 @@ def test_what_was_begun_before_a_setting_existed_goes_on_with_its_default():
         (["--seed", "4"], "seeds 1 to N"),
         (["--resume", "runs/x"], "resume belongs to one run"),
         (["--vary", "n_head"], "needs the values"),
+        (["--vary", "wandb_project", "a/b", "c"], "wandb_project a/b: it names a design"),
         (["--context", "128", "128"], "context names a size twice"),
         (["--vary", "eval_interval", "8", "16"], "eval_interval cannot be"),
         (["--vary", "n-kv-head", "3"], "mha-n_kv_head=3: n_head 4 is not divisible by n_kv_head 3"),
