@@ -202,6 +202,11 @@ def sized(config: ModelConfig, tensors: Mapping[str, torch.Tensor], source: Path
     """
     if config.n_layer > len(tensors):
         raise UserError(f"{source} does not fit the model: n_layer is {config.n_layer}, of {len(tensors)} tensors")
+    most = sum(tensor.numel() for tensor in tensors.values())
+    for name in ("vocab_size", "n_embd", "n_head", "n_kv_head", "head_dim", "d_ff", "kv_rank", "rope_dim"):
+        if (getattr(config, name) or 0) > most:
+            told = f"{name} is {getattr(config, name)}, of {most:,} numbers"
+            raise UserError(f"{source} does not fit the model: {told}")
     length = config.block_size if config.positions == "learned" else 1  # others have tables, which are counted below
     try:
         with torch.device("meta"):
