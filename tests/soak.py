@@ -84,6 +84,7 @@ class Soak:
     def train(self, interruptions):
         """A run from its beginning, broken off up to so many times; what it ended with."""
         run = self.folder / "run"
+        shutil.rmtree(run, ignore_errors=True)  # or a run that is killed at once would leave the former one for its own
         begun = time.monotonic()
         self.run("train.py", *TRAIN, after=self.moment() if interruptions else None)
         self.whole = self.whole or time.monotonic() - begun
