@@ -84,8 +84,8 @@ def test_dropout_and_accumulation_do_not_depend_on_the_number_of_processes(datas
 
 
 def test_a_probe_whose_answers_fall_unevenly_is_weighed_as_by_one_process(tmp_path):
-    prepare.main(["probe-sentences"])
-    flags = ["--dataset", "probe-sentences", *TINY[:6], "--batch_size", 6, "--max_steps", 6, "--log_interval", 1]
+    prepare.main(["probe-induction"])
+    flags = ["--dataset", "probe-induction", *TINY[:6], "--batch_size", 6, "--max_steps", 6, "--log_interval", 1]
     for count in (1, 3):
         status, _, err = torchrun(count, *flags, "--out_dir", tmp_path / str(count))
         assert status == 0, err
@@ -188,12 +188,14 @@ def test_one_that_dies_ends_all_with_a_message_and_the_run_can_go_on(dataset, tm
     assert step >= 5 and train.main(["--resume", str(run), "--max_steps", str(step + 2)]) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_torchrun_saves_and_leaves_no_process(dataset, tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "rank"), [(signal.SIGINT, None), (signal.SIGTERM, None), (signal.SIGTERM, 0), (signal.SIGTERM, 1)]
+)
+def test_a_signal_to_torchrun_or_to_one_rank_saves_and_leaves_no_process(dataset, tmp_path, number, rank):
     run = tmp_path / "run"
     process = start(2, "--dataset", dataset, *TINY, "--max_steps", 10**6, "--save_interval", 10**6, "--out_dir", run)
     members = wait_for(run, 6, process)
-    os.kill(process.pid, number)
+    os.kill(process.pid if rank is None else members[rank].pid, number)
     out, err = process.communicate(timeout=60)
     assert not any(member.is_running() for member in members)
     assert f"--resume {run}" in out, err
