@@ -23,7 +23,7 @@ from runtime.checkpoint import (
     crop_positions,
     find_checkpoint,
     load_weights,
-    read_meta,
+    read_checkpoint,
     read_tensors,
     save_checkpoint,
 )
@@ -56,12 +56,14 @@ def main(argv: list[str]) -> int:
     if {"resume", "init_from"} <= given.keys():
         raise UserError("resume goes on with a run and init_from begins a new one: give one of them")
     former = config.resume or config.init_from  # the run whose weights this one begins with
+    ranks = Ranks()
     if former:
-        source = find_checkpoint(former, "last" if config.resume else "best")
-        meta = read_meta(source)
+        which = "last" if config.resume else "best"
+        if find_checkpoint(former, which) and config.resume and not config.eval_only and ranks.first:
+            lock = hold(Path(former))  # before anything is read: another process may be about to save
+        source, meta, tensors = read_checkpoint(former, which)
         model_config, config = continued((ModelConfig, TrainConfig), meta, given)
-    ranks = Ranks(config.device)
-    device = ranks.device
+    device = ranks.meet(config.device)
     dtype = pick_dtype(config.dtype, device)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -85,7 +87,7 @@ def main(argv: list[str]) -> int:
     # Model and optimiser.
     torch.set_float32_matmul_precision("high")  # lets GPUs use TF32; changes nothing on a CPU
     if former:  # before there is a model: what its settings ask for is not taken until the file holds as much
-        tensors = crop_positions(read_tensors(source, "model.safetensors", meta), block_size)
+        tensors = crop_positions(tensors, block_size)
         check_sizes(model_config, tensors, source)
     model = GPT(model_config, config.seed if config.init_seed is None else config.init_seed).to(device)
     optimizer = make_optimizer(model, config)
@@ -131,8 +133,8 @@ def main(argv: list[str]) -> int:
     heads = f"h{n_head}kv{n_kv_head}" if n_kv_head else f"{model_config.design}-h{n_head}"
     name = "-".join(files) or ("mha" if heads == "h8kv8" else heads)
     out_dir = Path(config.resume or config.out_dir or "runs")
-    if ranks.first:  # the others neither write nor show anything
-        out_dir = out_dir if config.resume else new_folder(config.out_dir, name, config.overwrite)
+    if ranks.first and not config.resume:  # the other ranks neither write nor show anything
+        out_dir = new_folder(config.out_dir, name, config.overwrite)
         lock = hold(out_dir)
     log = Logbook(
         out_dir, start_step=step, max_steps=config.max_steps, tokens_per_step=tokens_per_step, wandb=config.wandb,

@@ -163,6 +163,18 @@ def check_header(path: Path) -> None:
         raise UserError(f"{path} has {found:,} tensors, and no model has more than {MOST_TENSORS:,}; use another")
 
 
+def read_checkpoint(run: str | Path, which: str) -> tuple[Path, dict[str, Any], dict[str, torch.Tensor]]:
+    """A run's checkpoint folder, its meta and its weights, of one save; UserError if they are not there or damaged."""
+    folder = find_checkpoint(run, which)
+    meta = read_meta(folder)
+    try:
+        return folder, meta, read_tensors(folder, "model.safetensors", meta)
+    except UserError:
+        if read_meta(find_checkpoint(run, which)) == meta:
+            raise
+        return read_checkpoint(run, which)  # not damaged: the run saved anew while we read
+
+
 def load_weights(model: GPT, tensors: dict[str, torch.Tensor], source: Path) -> None:
     """Copy tensors into the model's parameters; UserError names the first that does not fit."""
     parameters = dict(model.named_parameters())
@@ -232,14 +244,7 @@ def load_model(
     run: str | Path, which: str = "best", device: str | torch.device = "cpu"
 ) -> tuple[GPT, Tokenizer, dict[str, Any]]:
     """A run's model, ready to be used, its tokenizer, and the checkpoint's meta; UserError if it cannot be read."""
-    folder = find_checkpoint(run, which)
-    meta = read_meta(folder)
-    try:
-        tensors = read_tensors(folder, "model.safetensors", meta)
-    except UserError:
-        if read_meta(find_checkpoint(run, which)) == meta:
-            raise
-        return load_model(run, which, device)  # not damaged: the run saved anew while we read
+    folder, meta, tensors = read_checkpoint(run, which)
     tokenizer = Tokenizer.from_meta(meta["tokenizer"])
     (config,) = build((ModelConfig,), meta["model"])
     if not 0 < tokenizer.vocab_size <= config.vocab_size:

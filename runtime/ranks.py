@@ -22,25 +22,29 @@ TIMEOUT = datetime.timedelta(minutes=10)  # the longest that ranks wait for each
 
 
 class Ranks:
-    """This process, number `rank` of `count`, on a device of its own; `first` is the one that talks and saves.
+    """This process, number `rank` of `count`; `first` is the one that talks and saves."""
 
-    UserError if the device is not there, EnvironmentFault if the others cannot be reached.
-    """
-
-    def __init__(self, device: str):
+    def __init__(self) -> None:
         self.rank, self.count = _place("RANK", "WORLD_SIZE")
-        self.local_rank, local_count = _place("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        self.local_rank, self.local_count = _place("LOCAL_RANK", "LOCAL_WORLD_SIZE")
         self.first = self.rank == 0
-        self.device = pick_device(device, self.local_rank if self.count > 1 else None)
+
+    def meet(self, asked: str) -> torch.device:
+        """Wait for the others and return this rank's own device.
+
+        UserError if the device is not there, EnvironmentFault if the others cannot be reached.
+        """
+        device = pick_device(asked, self.local_rank if self.count > 1 else None)
         if self.count > 1:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_count))
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.local_count))
             try:
-                dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", timeout=TIMEOUT)
+                dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
             except (RuntimeError, ValueError) as error:
                 raise EnvironmentFault(
                     f"process {self.rank} of {self.count} cannot reach the others ({_first_line(error)}): start it "
                     "with torchrun, or unset WORLD_SIZE"
                 ) from None
+        return device
 
     def share(self, batch_size: int, micro_batch_size: int | None) -> tuple[int, range]:
         """Rows of a micro-batch, and which micro-batches of a batch are this rank's; UserError if none would fit."""

@@ -101,7 +101,7 @@ def test_gradients_are_added_up_once_a_step(dataset, tmp_path, monkeypatch):
 
 
 def test_every_rank_takes_rows_of_its_own_and_together_all(monkeypatch):
-    one = Ranks("cpu")
+    one = Ranks()
     for count, micro in ((1, None), (2, None), (4, 1), (4, 3)):
         rows = []
         for rank in range(count):
@@ -119,7 +119,7 @@ def test_every_rank_takes_rows_of_its_own_and_together_all(monkeypatch):
     ],
 )
 def test_what_does_not_divide_is_refused_with_both_numbers(count, micro, words):
-    one = Ranks("cpu")
+    one = Ranks()
     one.count = count
     with pytest.raises(UserError, match=words):
         one.share(12, micro)
@@ -133,15 +133,15 @@ def test_places_that_cannot_be_are_refused(monkeypatch, name, value, other):
     monkeypatch.setenv(name, value)
     monkeypatch.setenv("WORLD_SIZE", other)
     with pytest.raises(UserError, match=f"RANK is {value} and WORLD_SIZE is {other or 1}"):
-        Ranks("cpu")
+        Ranks()
 
 
 def test_processes_with_different_settings_are_refused():
-    one = Ranks("cpu")
+    one = Ranks()
     one.gather = lambda number: torch.tensor([[number], [number + 1.0]], dtype=torch.float64)
     with pytest.raises(UserError, match="do not have the same settings"):
         one.agree("settings", "seed 1")
-    Ranks("cpu").agree("settings", "seed 1")
+    Ranks().agree("settings", "seed 1")
 
 
 def test_several_processes_without_torchrun_are_told_of_it(command, monkeypatch, dataset, tmp_path):

@@ -9,8 +9,11 @@ import time
 import pytest
 from processes import TINY, rows, step_of, wait_until
 
+import sample
 import train
-from runtime.checkpoint import find_checkpoint, read_meta, save_checkpoint
+from runtime import checkpoint
+from runtime.checkpoint import find_checkpoint, read_meta, read_tensors, save_checkpoint
+from runtime.runs import hold
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("handlers_come_back")]
 KILLS, STEPS, INSIDE = 50, 500, 10
@@ -90,3 +93,37 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_is_gone(server, dat
     assert command(train, "--resume", "run", "--max_steps", step + 1)[0] == 0
     logged = [row["step"] for row in rows(run) if "train_loss" in row]
     assert logged == list(range(1, step + 2))
+
+
+def test_a_folder_in_use_is_refused_before_anything_of_it_is_read(dataset, tmp_path, command, monkeypatch):
+    """What another process is about to replace would look damaged."""
+    monkeypatch.chdir(tmp_path)
+    assert command(train, *words(dataset), "--max_steps", 2)[0] == 0
+    weights = tmp_path / "run" / "last" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + b"x")
+    with hold(tmp_path / "run"):
+        status, _, err = command(train, "--resume", "run")
+        assert (status, err.count("\n")) == (2, 1) and "another process is training in run" in err
+    assert "is damaged: its checksum" in command(train, "--resume", "run")[2]
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [[train, "--resume", "run", "--eval_only"], [sample, "run", "--checkpoint", "last", "--max_new_tokens", 1]],
+)
+def test_a_save_while_a_checkpoint_is_read_does_not_make_it_damaged(dataset, tmp_path, command, monkeypatch, reader):
+    monkeypatch.chdir(tmp_path)
+    assert command(train, *words(dataset), "--max_steps", 2)[0] == 0
+    reads = []
+
+    def while_it_saves(folder, name, meta):
+        reads.append(meta["step"])
+        if len(reads) == 1:
+            others = {key: tensor + 0.5 for key, tensor in read_tensors(folder, name, meta).items()}
+            save_checkpoint(folder, meta | {"step": 1}, others, None)
+        return read_tensors(folder, name, meta)
+
+    monkeypatch.setattr(checkpoint, "read_tensors", while_it_saves)
+    status, _, err = command(*reader)
+    assert (status, reads) == (0, [2, 1]), err
