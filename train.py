@@ -111,10 +111,11 @@ def main(argv: list[str]) -> int:
         stop = stop or len(dataset.val) - 1
         share = math.ceil((stop - start) / block_size / ranks.count) * block_size  # whole windows for each rank
         start, stop = start + ranks.rank * share, min(stop, start + (ranks.rank + 1) * share)
-        own = evaluate(
-            model, dataset.val, dataset.tokenizer.token_bytes, block_size, micro_batch_size,
-            start, stop, autocast(device, dtype), progress,
-        )  # fmt: skip
+        with optimizer.averaged():
+            own = evaluate(
+                model, dataset.val, dataset.tokenizer.token_bytes, block_size, micro_batch_size,
+                start, stop, autocast(device, dtype), progress,
+            )  # fmt: skip
         nats, *counts = ranks.gather(*astuple(own)).sum(0).tolist()
         return Score(nats, *map(int, counts))
 
@@ -168,7 +169,7 @@ def main(argv: list[str]) -> int:
             saved = step
         if not ranks.first:
             return
-        with log.pause():
+        with log.pause(), optimizer.averaged():
             state = {
                 "step": step,
                 "best_loss": best_loss if best_loss < math.inf else None,
@@ -249,6 +250,7 @@ def main(argv: list[str]) -> int:
             ranks.add_up([loss, *(p.grad for p in model.parameters() if p.grad is not None)])
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
             optimizer.step()
+            optimizer.average(step)
             optimizer.zero_grad()
             unseen.append(torch.stack((loss, norm)))
             step += 1

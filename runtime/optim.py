@@ -1,6 +1,8 @@
 """The optimiser and its learning rate."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,8 +21,8 @@ class Optimizer:
     compiler, which takes a third of the time from the start of train.py to its first step.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]):
-        self.param_groups, self.betas = groups, betas
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], ema_decay: float = 0.0):
+        self.param_groups, self.betas, self.ema_decay = groups, betas, ema_decay
         self.state: dict[Tensor, dict[str, Tensor]] = {p: {} for group in groups for p in group["params"]}
 
     @torch.no_grad()
@@ -33,8 +35,8 @@ class Optimizer:
                 muon(params, means, lr, weight_decay, self.betas[0])
                 continue
             for p in params:
-                if not self.state[p]:
-                    self.state[p] = {"step": torch.zeros((), device=p.device)}
+                if "step" not in self.state[p]:
+                    self.state[p]["step"] = torch.zeros((), device=p.device)
                     self.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
             states = [self.state[p] for p in params]
             means, squares, steps = ([state[k] for state in states] for k in ("exp_avg", "exp_avg_sq", "step"))
@@ -48,6 +50,32 @@ class Optimizer:
     def zero_grad(self) -> None:
         for p in self.state:
             p.grad = None
+
+    @torch.no_grad()
+    def average(self, step: int) -> None:
+        """Move the average of the weights towards them after the update that `step` others came before.
+
+        Source: running averages as in Szegedy et al. 2015 (arXiv 1512.00567); that the first steps count for more,
+        TensorFlow's ExponentialMovingAverage.
+        """
+        if self.ema_decay:
+            averages = [self.state[p].setdefault("average", p.clone()) for p in self.state]
+            torch._foreach_lerp_(averages, list(self.state), max(1 - self.ema_decay, 9 / (10 + step)))
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the model's weights are their averages, if there are any, and the state keeps those in training."""
+        self.exchange("average", "training")
+        try:
+            yield
+        finally:
+            self.exchange("training", "average")
+
+    def exchange(self, taken: str, left: str) -> None:
+        """Give the weights the values that the state has by the first name; the former ones stay by the second."""
+        for p, state in self.state.items():
+            if taken in state:
+                p.data, state[left] = state.pop(taken), p.data
 
 
 def make_optimizer(model: GPT, config: Any) -> Optimizer:
@@ -64,7 +92,8 @@ def make_optimizer(model: GPT, config: Any) -> Optimizer:
         {"params": tables, "weight_decay": config.weight_decay, "muon": False},
         {"params": vectors, "weight_decay": 0.0, "muon": False},
     ]
-    return Optimizer([group | {"lr": config.learning_rate} for group in groups], (config.beta1, config.beta2))
+    groups = [group | {"lr": config.learning_rate} for group in groups]
+    return Optimizer(groups, (config.beta1, config.beta2), config.ema_decay)
 
 
 def learning_rate(step: int, config: Any) -> float:
@@ -83,7 +112,10 @@ def learning_rate(step: int, config: Any) -> float:
 
 
 def optimizer_tensors(model: GPT, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state under the parameters' names: "blocks.0.attn.w_q.weight/exp_avg" and so on."""
+    """The optimiser's state under the parameters' names: "blocks.0.attn.w_q.weight/exp_avg" and so on.
+
+    To be called where the model's weights are their averages, for a checkpoint in which they are.
+    """
     return {
         f"{name}/{key}": value
         for name, parameter in model.named_parameters()
@@ -103,6 +135,9 @@ def load_optimizer_tensors(
         wanted = {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
         if parameter in orthogonal:
             wanted = {"momentum": parameter.shape}
+        if optimizer.ema_decay:
+            wanted["training"] = parameter.shape
         if tensors and found != {key: (shape, torch.float32) for key, shape in wanted.items()}:
             raise UserError(f"the optimiser's state of {name} does not fit it: use another checkpoint")
         optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
+    optimizer.exchange("training", "average")

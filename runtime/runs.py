@@ -51,6 +51,7 @@ class TrainConfig:
     weight_decay: float = 0.1  # of matrices and tables
     beta1: float = 0.9  # of AdamW, and the momentum of Muon
     beta2: float = 0.95  # of AdamW
+    ema_decay: float = 0.0  # such as 0.99: evaluate and save an average of the weights over about 1 / (1 - it) steps
     grad_clip: float = 1.0  # largest norm of the gradient; 0 = no limit
     eval_interval: int = 250  # steps between evaluations
     eval_tokens: int = 100_000  # validation tokens for them; the last evaluation takes the whole split
@@ -77,7 +78,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be at least 0, not {value}")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
         if self.threads and self.threads > 1024:

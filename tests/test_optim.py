@@ -117,3 +117,31 @@ def test_the_optimisers_state_survives_a_round_trip(model):
     load_optimizer_tensors(model, second, saved)
     step(second)
     assert all(torch.equal(p, after[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_average_of_the_weights_is_the_one_of_its_definition(model, kind):
+    """a <- a + max(1 - decay, 9 / (10 + step)) (p - a), from the weights after the first update on."""
+    optimizer = make_optimizer(model, TrainConfig(optimizer=kind, learning_rate=0.1, ema_decay=0.4))
+    name, expected = "blocks.0.attn.w_q.weight", None
+    p = model.get_parameter(name)
+    for step in range(8):
+        model(torch.tensor([[0, 1, 2]]), torch.tensor([[1, 2, 3]])).backward()
+        optimizer.step()
+        optimizer.average(step)
+        optimizer.zero_grad()
+        expected = p.detach().clone() if expected is None else expected + max(0.6, 9 / (10 + step)) * (p - expected)
+        before = p.detach().clone()
+        with optimizer.averaged():
+            torch.testing.assert_close(p.detach(), expected.detach())
+            assert torch.equal(optimizer_tensors(model, optimizer)[f"{name}/training"], before)
+        assert torch.equal(p, before)
+    assert not torch.allclose(p, expected)
+
+
+def test_without_an_average_the_weights_stay_as_they_are(model):
+    optimizer = make_optimizer(model, TrainConfig())
+    before = model.embed.weight.detach().clone()
+    optimizer.average(0)
+    with optimizer.averaged():
+        assert torch.equal(model.embed.weight, before) and not optimizer_tensors(model, optimizer)

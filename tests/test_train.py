@@ -68,6 +68,30 @@ def test_a_resumed_run_is_bitwise_the_run_that_was_never_stopped(go, heads):
     assert_same_run(half, whole)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_goes_on_from_the_weights_in_training_and_their_average(go, optimizer):
+    flags = ["--decay_steps", "40", "--ema_decay", "0.9", "--optimizer", optimizer]
+    whole = go("whole", "--max_steps", "40", *flags)
+    part = go("part", "--max_steps", "15", *flags)  # where no evaluation is due when it is resumed
+    assert train.main(["--resume", str(part), "--max_steps", "40"]) == 0
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert content(part, name=name) == content(whole, name=name)
+
+
+def test_what_is_evaluated_and_saved_is_the_average_of_the_weights(go, capsys):
+    plain = go("plain", "--max_steps", "20")
+    run = go("run", "--max_steps", "20", "--ema_decay", "0.9")
+    assert [row for row in rows(run) if "train_loss" in row] == [row for row in rows(plain) if "train_loss" in row]
+    weights, trained = (safetensors.torch.load(content(of)) for of in (run, plain))
+    moments = safetensors.torch.load(content(run, name="optimizer.safetensors"))
+    assert all(torch.equal(moments[f"{name}/training"], trained[name]) for name in trained)
+    assert not any(torch.equal(weights[name], trained[name]) for name in trained)
+    assert rows(run)[-1]["val_loss"] != rows(plain)[-1]["val_loss"]
+    capsys.readouterr()
+    assert train.main(["--eval_only", "--resume", str(run)]) == 0
+    assert f"val loss {rows(run)[-1]['val_loss']:.4f}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 def test_sigterm_finishes_the_step_saves_and_can_be_resumed_more_than_once(go, dataset, tmp_path, heads):
     whole = go("whole", "--max_steps", "40", *HARD, *heads)
