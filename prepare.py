@@ -33,7 +33,7 @@ from runtime import errors, settings
 try:
     import fcntl
 except ImportError:  # Windows, where what a killed run left aside stays there
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # a module, as mypy sees it
 
 BUILT_IN = {"shakespeare": sources.shakespeare, "tinyshakespeare": sources.tinyshakespeare}
 BPE_SAMPLE = 20_000_000  # characters of the training split that byte pairs are learned from
@@ -219,6 +219,7 @@ def make_tokenizer(config: PrepareConfig, survey: Survey, parts: Iterator[Part])
                 yield part.text
 
     asked = 4096 if config.vocab_size is None else config.vocab_size
+    print(f"learning a vocabulary of {asked:,} from the training split", flush=True)  # which takes a while
     tokenizer = train_bpe(sample(), asked, end=survey.many)
     if tokenizer.vocab_size < asked:
         print(f"{tokenizer.vocab_size:,} ids where {asked:,} were asked: the text has no more pairs to merge")

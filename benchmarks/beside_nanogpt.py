@@ -102,13 +102,34 @@ def run_ours(name: str, flags: list[str], seed: int, dataset: str, folder: Path)
     }
 
 
+def pairs(arguments: argparse.Namespace, folder: Path, flags: list[str], dataset: str) -> dict[str, object]:
+    """Steps a second of 300 steps in every round, and ours over theirs, compiled ones without their compilation."""
+    flags = [*flags, "--max_steps", "300", "--eval_interval", "999"]
+    rounds: list[dict[str, float]] = []
+    for seed in range(1, arguments.pairs + 1):
+        rates = {}
+        for how in ("eager", "compiled")[: 1 + arguments.compile]:
+            compiled = how == "compiled"
+            theirs = run_nanogpt(folder / "nanoGPT", seed, dataset, 300, compiled)
+            ours = run_ours(f"pair-{how}", flags + ["--compile"] * compiled, seed, dataset, folder)
+            rates |= {f"nanogpt {how}": theirs["steps_per_s"], f"ours {how}": ours["steps_per_s"]}
+        rounds.append(rates)
+        print(json.dumps(rates), file=sys.stderr, flush=True)
+    beside = [("eager", "eager"), ("compiled", "eager"), ("compiled", "compiled")][: 1 + 2 * arguments.compile]
+    ratios = {}
+    for ours_how, theirs_how in beside:
+        values = [rates[f"ours {ours_how}"] / rates[f"nanogpt {theirs_how}"] for rates in rounds]
+        ratios[f"ours {ours_how} / nanogpt {theirs_how}"] = {"median": statistics.median(values), "rounds": values}
+    return {"date": time.strftime("%Y-%m-%d"), "ratios": ratios, "rounds": rounds}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("nanogpt", type=Path, help="a checkout of nanoGPT")
     parser.add_argument("--text", type=Path, required=True, help="tinyshakespeare, 1,115,394 characters")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--pairs", type=int, default=0, help="only the speed, in pairs of runs of 300 steps")
-    parser.add_argument("--compile", action="store_true", help="in these pairs both compiled")
+    parser.add_argument("--pairs", type=int, default=0, help="only the speed, in so many rounds of 300 steps each")
+    parser.add_argument("--compile", action="store_true", help="in these rounds both compiled, too")
     parser.add_argument("--dtype", default="float32", help="of thorough")
     parser.add_argument("--short", type=int, default=700, help="steps of the default settings' short run")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS[:-1])
@@ -125,14 +146,7 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.runs}
         ours = [str(ROOT / "config/nanogpt-cpu.toml"), "--dataset", dataset]
         if arguments.pairs:
-            ratios, flags = [], [*ours, "--max_steps", "300", "--eval_interval", "999"]
-            flags += ["--compile"] * arguments.compile
-            for seed in range(1, arguments.pairs + 1):
-                theirs = run_nanogpt(folder / "nanoGPT", seed, dataset, 300, arguments.compile)
-                here = run_ours("pair", flags, seed, dataset, folder)
-                ratios.append(here["steps_per_s"] / theirs["steps_per_s"])
-                print(f"{theirs['steps_per_s']:.1f} {here['steps_per_s']:.1f} {ratios[-1]:.2f}", flush=True)
-            print(f"ours / nanoGPT in steps a second: median {statistics.median(ratios):.2f} of {len(ratios)} pairs")
+            print(json.dumps(pairs(arguments, folder, ours, dataset), indent=1))
             return
         for seed in range(1, arguments.seeds + 1):
             flags = {"ours": ours, "default_short": ["--max_steps", str(arguments.short)], "default": [],
@@ -150,8 +164,8 @@ def main() -> None:
     }
     ratio = None
     if {"nanogpt", "fast"} <= runs.keys():
-        pairs = zip(runs["nanogpt"], runs["fast"], strict=True)
-        ratio = statistics.median(a["training_s"] / (b["training_s"] + b["evaluation_s"]) for a, b in pairs)
+        seeds = zip(runs["nanogpt"], runs["fast"], strict=True)
+        ratio = statistics.median(a["training_s"] / (b["training_s"] + b["evaluation_s"]) for a, b in seeds)
     machine = {"cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads(),
                "cores": os.cpu_count(), "torch": torch.__version__, "short_steps": arguments.short}  # fmt: skip
     results = {"date": time.strftime("%Y-%m-%d"), "nanogpt / fast": ratio, "mean": mean, "runs": runs}

@@ -215,7 +215,7 @@ def past(files: Files) -> bool:
                     json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
                     sums = json.loads(files["meta.json"])["sha256"] if "meta.json" in files else {}
                     assert sums.get(name) in (None, hashlib.sha256(content).hexdigest())
-        except Exception:
+        except Exception:  # of any of these readers: it did not get past its header
             return False
     return True
 

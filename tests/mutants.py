@@ -35,6 +35,7 @@ MODEL = ["tests/test_model.py"]
 TRAIN = ["tests/test_train.py"]
 CHECKPOINT = ["tests/test_checkpoint.py"]
 DAMAGE = ["tests/faults/test_damage.py"]
+DISK = ["tests/faults/test_disk.py"]
 HOSTILE = ["tests/test_hostile.py"]
 EVALUATE = ["tests/test_evaluate.py"]
 OPTIM = ["tests/test_optim.py"]
@@ -243,6 +244,13 @@ MUTANTS = [
     ("another setting joins the same folder", "lab/sweep.py", "        if was != now:", "        if False:", COMPARE),
     ("a job is stopped without its run", "lab/launcher.py", "                if process:\n                    process.terminate()\n", "                pass\n",
      LAUNCHER),
+    ("a job that Slurm lost is begun anew by it", "lab/launcher.py", '"no-requeue": True', '"requeue": True', LAUNCHER),
+    ("a job is told to save when its time is up", "lab/launcher.py", 'f"TERM@{save_seconds}"', '"TERM@0"', LAUNCHER),
+    ("the hub is waited for as long as it likes", "data/sources.py", "asking.join(HUB_SECONDS)", "asking.join(40)", SOURCES),
+    ("a read-only disk is told in the system's words", "runtime/errors.py", '    errno.EROFS: "the disk is read-only; choose another folder",\n', "", DISK),
+    ("a file too long is told in the system's words", "runtime/errors.py",
+     '    errno.EFBIG: "the file grows beyond what the system allows; raise the limit (ulimit -f)",\n', "", DISK),
+    ("a full disk is told without the file", "runtime/errors.py", "error.filename = error.filename or str(path)", "pass", DISK),
     ("others may write where the job files lie", "lab/launcher.py", " or info.st_mode & 0o022", "", LAUNCHER),
     ("a run takes itself for one of torchrun's", "lab/sweep.py", "for name, value in os.environ.items() if name not in ALONE", "for name, value in os.environ.items()",
      LAUNCHER),

@@ -145,6 +145,15 @@ def test_a_mistake_in_a_setting_of_the_cluster_is_one_sentence(tmp_path, word, t
     assert "\n" not in str(error.value)
 
 
+def test_slurm_tells_a_job_to_save_in_time_and_never_begins_one_anew(tmp_path, monkeypatch):
+    """By the script that would be handed to sbatch: its command may be to begin a run that has gone on since."""
+    monkeypatch.setattr("submitit.SlurmExecutor.affinity", classmethod(lambda cls: 2))  # as where there is a Slurm
+    cluster = Cluster(tmp_path, ["slurm_signal_delay_s=120"], 2)
+    assert cluster.on_slurm
+    lines = cluster.executor._executor._make_submission_file_text("train", "uid").splitlines()
+    assert {"#SBATCH --no-requeue", "#SBATCH --signal=TERM@120"} <= set(lines) and "#SBATCH --requeue" not in lines
+
+
 def test_values_of_settings_are_numbers_where_they_look_so():
     texts = ["timeout_min=5", "mem_gb=1.5", "slurm_time=2:00:00"]
     assert list(map(read_setting, texts)) == [("timeout_min", 5), ("mem_gb", 1.5), ("slurm_time", "2:00:00")]

@@ -149,6 +149,16 @@ def test_without_a_network_the_hub_is_given_up_after_seconds(tmp_path, monkeypat
         one.close()
 
 
+def test_a_hub_whose_address_is_looked_up_for_long_is_given_up_as_well(monkeypatch):
+    """No timeout of the library's holds for that."""
+    monkeypatch.setattr(sources, "HUB_SECONDS", 0.2)
+    monkeypatch.setattr(hub.HfApi, "dataset_info", lambda *args, **options: time.sleep(5))
+    begun = time.monotonic()
+    with pytest.raises(ConnectionError, match="did not answer .nothing in 0.2 seconds"):
+        sources.ask_hub("own/rows")
+    assert time.monotonic() - begun < 4
+
+
 @pytest.mark.usefixtures("handlers_come_back")
 def test_a_name_that_the_hub_does_not_know_is_told(tmp_path, monkeypatch, command, endpoint):
     monkeypatch.setattr(hub.constants, "ENDPOINT", endpoint)
