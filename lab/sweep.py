@@ -221,6 +221,9 @@ class Sweep:
                     status = process.poll()
                     if status is not None:
                         del running[run]
+                        if status == 2 and (run.held() or run.finished()):
+                            waiting.append(run)  # refused: another process was about to begin when this one was started
+                            continue
                         self._ended(run, status, time.monotonic() - clock, share)
                 self._draw(running)
         finally:

@@ -25,11 +25,11 @@ from pathlib import Path
 from texts import some_text
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = 400
+STEPS, EVAL_TOKENS = 400, 2000
 MODEL = ["--dataset", "data/soak", "--n_layer", "2", "--n_head", "4", "--n_embd", "64", "--block_size", "32",
          "--batch_size", "8", "--dropout", "0.1", "--threads", "1"]  # fmt: skip
 TRAIN = ["--overwrite", "--out_dir", "run", *MODEL, "--max_steps", STEPS, "--eval_interval", "40", "--eval_tokens",
-         "2000", "--save_interval", "10", "--log_interval", "5"]  # fmt: skip
+         EVAL_TOKENS, "--save_interval", "10", "--log_interval", "5"]  # fmt: skip
 COMPARE = ["mha.toml", "mqa.toml", *MODEL, "--seeds", "1", "--max_steps", "100", "--no-speed", "--out_dir", "compare"]
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 MAY_GROW = {"own_kb": 1.1, "folder_bytes": 1.05, "peak_mb": 1.15}  # of what allows for chance; all others not at all
@@ -156,9 +156,10 @@ def rows(run):
 def ended(run):
     """Whether the last evaluation, of the whole validation split, is in the log."""
     try:
-        return rows(run)[-2]["step"] == rows(run)[-1]["step"] == STEPS
+        last = rows(run)[-1]
     except (IndexError, ValueError):
         return False
+    return last["step"] == STEPS and last.get("val_tokens", 0) > EVAL_TOKENS  # the one before it has no more
 
 
 def leaked(rounds):
