@@ -1,6 +1,7 @@
 """Look inside a trained model's heads."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,8 @@ def main(argv: list[str]) -> None:
     out_dir = Path(config.out_dir or names[0])
     if config.out_dir:
         out_dir.mkdir(parents=True, exist_ok=True)  # before the long part, should it not be possible
+    if out_dir.exists() and not os.access(out_dir, os.W_OK):
+        raise UserError(f"{out_dir} cannot be written to: give another folder with --out_dir")
     console, studied = Console(stderr=True), []
     for name in names:
         model, tokenizer, meta = load_model(name, config.checkpoint, device)

@@ -280,7 +280,8 @@ def watched(items: Iterable[Any], what: str, total: int | None, size: Callable[[
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
     """A new folder that takes the place of `folder` as a whole, and only if the block ends well."""
-    if folder.exists() and not (folder.is_dir() and {f.name for f in folder.iterdir()} <= set(data.FILES)):
+    own = folder.is_dir() and {f.name for f in folder.iterdir()} <= set(data.FILES)
+    if (folder.exists() or folder.is_symlink()) and not own:
         raise DataError(f"{folder} is there and is not a prepared data set: choose another NAME")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

@@ -80,7 +80,8 @@ def main(argv: list[str]) -> int:
     windows = Windows(dataset.train, block_size, config.batch_size, config.seed)
     Windows(dataset.val, block_size, 1, 0)  # refuses a validation split that is too short
     tokens_per_step = config.batch_size * block_size
-    ranks.agree("settings and data", f"{model_config} {config} {dataset.fingerprint} {former and meta['step']}")
+    ranks.agree("settings and data", f"{model_config} {config} {dataset.fingerprint}")
+    ranks.agree("checkpoint, which may just have been saved", f"{former and meta['sha256']}")
     micro_batch_size, micro_batches = ranks.share(config.batch_size, config.micro_batch_size)
     own_rows = slice(micro_batches.start * micro_batch_size, micro_batches.stop * micro_batch_size)
 

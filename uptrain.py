@@ -22,7 +22,7 @@ from lab.charts import to_svg
 from lab.stats import evaluations
 from model import ModelConfig
 from runtime import errors, settings
-from runtime.checkpoint import find_checkpoint, load_model, read_meta
+from runtime.checkpoint import has_saved, load_model, read_checkpoint
 from runtime.errors import EnvironmentFault, UserError
 from runtime.evaluate import evaluate
 from runtime.logbook import clock_time
@@ -78,7 +78,7 @@ def losses(folder: Path, steps: int) -> dict[int, float]:
 
 def train(folder: Path, file: Path, *flags: str) -> None:
     """Train a run to its end, or go on with it."""
-    begun = (folder / "last" / "meta.json").exists()
+    begun = has_saved(folder)
     words = ["--resume", str(folder)] if begun else [str(file), "--out_dir", str(folder), "--overwrite", *flags]
     with open(folder.with_suffix(".txt"), "w", encoding="utf-8") as output:
         command = [sys.executable, str(TRAIN), *words]
@@ -98,7 +98,7 @@ def train(folder: Path, file: Path, *flags: str) -> None:
 def main(argv: list[str]) -> None:
     (config,), _ = settings.parse(argv, UptrainConfig, prog="uptrain.py", description=DESCRIPTION, files_allowed=False)
     parent = Path(config.run)
-    meta = read_meta(find_checkpoint(parent, "last"))
+    _, meta, _ = read_checkpoint(parent, "last")
     if not meta["train"]:
         raise UserError(f"{parent} was not trained here: its steps and its data are not known")
     dataset = open_or_prepare(meta["dataset"]["name"])
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> None:
     whole = own | {"max_steps": meta["step"], "eval_interval": meta["step"]}
     more = own | {"max_steps": steps[-1], "decay_steps": steps[-1], "warmup_steps": 0, "final_lr": 1.0,
                   "learning_rate": config.learning_rate, "eval_interval": every}  # fmt: skip
-    weights = read_meta(find_checkpoint(parent, "best"))["sha256"]["model.safetensors"]
+    weights = read_checkpoint(parent, "best")[1]["sha256"]["model.safetensors"]
     same = json.dumps({"weights": weights, "steps": steps, **more})
     if (out / "of.json").exists() and (out / "of.json").read_bytes() != same.encode():
         raise UserError(f"{out} holds a curve of other weights, shares or settings: give another --out_dir")
@@ -159,7 +159,7 @@ def main(argv: list[str]) -> None:
         design = f"{n_kv_head} K/V head" + "s" * (n_kv_head > 1)
         for how in config.how:
             start = out / f"kv{n_kv_head}-{how}-start"
-            if not (start / "last" / "meta.json").exists():
+            if not has_saved(start):
                 regrouped(config.run, start, n_kv_head, how)
             follow(f"kv{n_kv_head}-{how}", design, how, start)
         if config.scratch:

@@ -32,7 +32,7 @@ GPT2 = ModelConfig(
     init="gpt2", tie_embeddings=True,
 )  # fmt: skip  # config/systems/gpt2.toml without biases and with nanoGPT's padded vocabulary
 SMALL = replace(GPT2, n_layer=2, n_head=12, n_embd=96, head_dim=None, d_ff=None, n_kv_head=None, block_size=64)
-ADAMW = SimpleNamespace(optimizer="adamw", learning_rate=6e-4, weight_decay=0.1, beta1=0.9, beta2=0.95)
+ADAMW = SimpleNamespace(optimizer="adamw", learning_rate=6e-4, weight_decay=0.1, beta1=0.9, beta2=0.95, ema_decay=0.0)
 
 
 def waited(call: Callable[[], Any], device: torch.device) -> float:

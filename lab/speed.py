@@ -36,7 +36,7 @@ LIMIT_TRIES = 7
 READ_BYTES = 2**30  # more than three times the largest cache of a processor that we know of in use, 300 MB
 MATMUL_SIZE = 2048
 # No value changes the speed.
-ADAMW = SimpleNamespace(optimizer="adamw", learning_rate=1e-4, weight_decay=0.1, beta1=0.9, beta2=0.95)
+ADAMW = SimpleNamespace(optimizer="adamw", learning_rate=1e-4, weight_decay=0.1, beta1=0.9, beta2=0.95, ema_decay=0.0)
 
 Progress = Callable[[float, str], None]
 Timed = Callable[[str, Mapping[str, Callable[[], Any]]], dict[str, list[float]]]  # what, and the calls -> seconds

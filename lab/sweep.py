@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from data import Dataset
 from model import ModelConfig
-from runtime.checkpoint import read_meta
+from runtime.checkpoint import has_saved, read_checkpoint
 from runtime.errors import EnvironmentFault, UserError, plain
 from runtime.logbook import clock_time
 from runtime.runs import StopSignal, TrainConfig, check_data, hold, write_whole
@@ -89,7 +89,7 @@ class Run(NamedTuple):
 
     def command(self) -> list[str]:
         """What trains it from where it stands."""
-        if any((self.folder / name / "meta.json").is_file() for name in ("last", "last.old")):
+        if has_saved(self.folder):
             return [sys.executable, str(TRAIN), "--resume", str(self.folder)]
         own = ["--seed", str(self.seed), "--out_dir", str(self.folder), "--overwrite"]
         return [sys.executable, str(TRAIN), str(self.plan_file), *own]
@@ -117,11 +117,11 @@ def plan_runs(folder: Path, plans: Mapping[str, Plan], seeds: Iterable[int], dat
         if file.exists():
             check_same(plan, read_toml(str(file)), f"{folder} holds a comparison in which {name}")
         for seed in seeds:
-            meta_file = folder / f"{name}-{seed}" / "last" / "meta.json"
-            if meta_file.is_file():
-                meta = read_meta(meta_file.parent)
-                check_same(plan, meta["model"] | meta["train"], f"{meta_file.parent.parent} is a run that")
-                check_data(dataset, meta, str(meta_file.parent.parent), exact=True)
+            run = folder / f"{name}-{seed}"
+            if has_saved(run):
+                _, meta, _ = read_checkpoint(run, "last")
+                check_same(plan, meta["model"] | meta["train"], f"{run} is a run that")
+                check_data(dataset, meta, str(run), exact=True)
     for name, plan in plans.items():
         file = folder / "designs" / f"{name}.toml"
         if not file.exists():

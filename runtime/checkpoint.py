@@ -62,6 +62,8 @@ def save_checkpoint(
         shutil.rmtree(aside, ignore_errors=True)
         raise
     if folder.exists():
+        if old.is_symlink():
+            old.unlink()
         shutil.rmtree(old, ignore_errors=True)
         os.rename(folder, old)  # no system replaces a folder in one step: a stop here leaves `old`, which is read then
     os.rename(aside, folder)
@@ -106,10 +108,18 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Path:
         for folder in (run / name, run / f"{name}.old"):  # .old: between the two renames of a save
             if (folder / "meta.json").is_file():
                 return folder
+    if (run / "meta.json").is_file():
+        raise UserError(f"{run} is a checkpoint: give the folder of its run, {run.resolve().parent}")
+    why = "the run stopped before its first save: begin it anew with train.py --overwrite"
     raise UserError(
-        f"{run} holds no checkpoint (no {which}/meta.json); the run stopped before its first save: begin it anew with "
-        "train.py --overwrite"
+        f"{run} holds no checkpoint (no {which}/meta.json): "
+        + (why if (run / "settings.toml").is_file() else "it is not the folder of a run")
     )
+
+
+def has_saved(run: Path) -> bool:
+    """Whether there is something to go on from."""
+    return any((run / name / "meta.json").is_file() for name in ("last", "last.old"))
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -165,14 +175,16 @@ def check_header(path: Path) -> None:
 
 def read_checkpoint(run: str | Path, which: str) -> tuple[Path, dict[str, Any], dict[str, torch.Tensor]]:
     """A run's checkpoint folder, its meta and its weights, of one save; UserError if they are not there or damaged."""
-    folder = find_checkpoint(run, which)
-    meta = read_meta(folder)
-    try:
-        return folder, meta, read_tensors(folder, "model.safetensors", meta)
-    except UserError:
-        if read_meta(find_checkpoint(run, which)) == meta:
-            raise
-        return read_checkpoint(run, which)  # not damaged: the run saved anew while we read
+    before: tuple[Path, dict[str, Any]] | None | str = "nothing"
+    while True:
+        now = None
+        try:
+            now = folder, meta = (folder := find_checkpoint(run, which)), read_meta(folder)
+            return folder, meta, read_tensors(folder, "model.safetensors", meta)
+        except (UserError, FileNotFoundError):
+            if now == before:
+                raise
+            before = now  # once does not make it damaged or missing: the run may have saved while we read
 
 
 def load_weights(model: GPT, tensors: dict[str, torch.Tensor], source: Path) -> None:

@@ -31,6 +31,10 @@ WHAT_TO_DO = {
     errno.EPERM: "not permitted; choose another place or change its permissions",
     errno.EFBIG: "the file grows beyond what the system allows; raise the limit (ulimit -f)",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+    errno.EEXIST: "something else is in the way; choose another name",
+    errno.ENOTDIR: "a file is where a folder should be; choose another name",
+    errno.EISDIR: "a folder is where a file should be; choose another name, or remove it",
+    errno.ENOTEMPTY: "it cannot be replaced; remove it, or change its permissions",
     errno.ENOMEM: "out of memory; close other programs or ask for less at a time",
     getattr(errno, "EDQUOT", -1): "your disk quota is used up; free some space",  # Windows has no quotas
 }

@@ -69,7 +69,7 @@ class Ranks:
         return table
 
     def agree(self, what: str, value: str) -> None:
-        """UserError if the ranks do not all have the same value."""
+        """UserError if the ranks do not all have the same value of `what`."""
         number = int.from_bytes(hashlib.sha256(value.encode()).digest()[:6], "big")  # a float64 holds it exactly
         if len(set(self.gather(number).flatten().tolist())) > 1:
             raise UserError(f"the {self.count} processes do not have the same {what}: start all of them alike")

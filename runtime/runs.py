@@ -217,8 +217,8 @@ def new_folder(out_dir: str | None, name: str, overwrite: bool) -> Path:
         taken = [int(m[1]) for p in Path("runs").glob("*") if (m := re.fullmatch(rf"{re.escape(name)}-(\d+)", p.name))]
         out_dir = f"runs/{name}-{max(taken, default=0) + 1}"
     folder = Path(out_dir)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"out_dir {folder} is a file: give the name of a folder")
+    if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
+        raise UserError(f"out_dir {folder} is a file or a broken link: give the name of a folder")
     parts = [folder / part for part in PARTS if (folder / part).exists()]
     if parts and not overwrite:
         raise UserError(
@@ -257,7 +257,10 @@ def write_run(
 
 def hold(folder: Path) -> Any:
     """An open file that keeps other processes from training in the same folder; UserError if one does."""
-    file = open(folder / "lock", "w")  # noqa: SIM115 - the system lets go of it when the process ends
+    path = folder / "lock"
+    if path.is_symlink() or path.exists() and not path.is_file():
+        raise UserError(f"{path} is not the lock of a run: remove it, or choose another folder")
+    file = open(path, "a")  # noqa: SIM115 - the system lets go of it when the process ends
     try:
         import fcntl
 

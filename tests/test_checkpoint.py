@@ -98,7 +98,7 @@ def test_a_kill_before_any_call_of_the_system_leaves_a_whole_checkpoint(tmp_path
     assert len(left) >= 10
     for run in left:
         if begun == "nothing" and not (run / "last").exists():
-            with pytest.raises(UserError, match="stopped before its first save"):
+            with pytest.raises(UserError, match="holds no checkpoint"):
                 find_checkpoint(run)
         else:
             assert value_of(find_checkpoint(run)) in (1, 2)
@@ -171,10 +171,15 @@ def test_a_damaged_meta_is_refused_by_name(tmp_path, text):
 def test_best_falls_back_to_last_and_nothing_is_said_to_be_there_by_mistake(tmp_path):
     with pytest.raises(UserError, match="no run in"):
         find_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    with pytest.raises(UserError, match="it is not the folder of a run"):
+        find_checkpoint(tmp_path, "best")
+    (tmp_path / "settings.toml").touch()
+    with pytest.raises(UserError, match="stopped before its first save"):
         find_checkpoint(tmp_path, "best")
     save(tmp_path / "last", 1)
     assert find_checkpoint(tmp_path, "best") == tmp_path / "last"
+    with pytest.raises(UserError, match="last is a checkpoint: give the folder of its run"):
+        find_checkpoint(tmp_path / "last")
     save(tmp_path / "best", 1)
     assert find_checkpoint(tmp_path, "best") == tmp_path / "best"
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from lab.stats import analyse
 from lab.sweep import Plan, Run, Sweep, check_same, plan_runs
 from model import GPT, ModelConfig
 from runtime.errors import UserError
-from runtime.runs import TrainConfig
+from runtime.runs import TrainConfig, hold
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.usefixtures("handlers_come_back")
@@ -275,6 +276,29 @@ def test_progress_shows_names_as_they_are():
     sweep._say("[red][/] :x:")
     console.print(sweep.progress.get_renderable())
     assert "[red][/] :x:\nrun 1 of 2: [red][/] seed 1 " in console.file.getvalue()
+
+
+def test_a_run_that_another_process_was_about_to_train_is_waited_for(tmp_path):
+    """As one whose comparison was killed while it was starting: it held no lock yet, so the next started it as well."""
+    run, started = Run("a", 1, tmp_path / "a-1", tmp_path / "a.toml", 16, 100), []
+
+    def start(run):
+        lock = hold(run.folder)
+        run.metrics.write_text('{"step": 16, "val_loss": 2.0, "val_tokens": 100}\n')
+        started.append(threading.Timer(0.5, lock.close))
+        started[-1].start()
+        return SimpleNamespace(poll=lambda: 2)
+
+    sweep = Sweep(1, 1, Console(quiet=True), SimpleNamespace(number=0), start)
+    sweep.train([run])
+    assert (len(started), sweep.done, sweep.failures) == (1, 1, [])
+    assert not started[0].is_alive()
+
+
+def test_a_note_names_the_optimiser(dataset):
+    data = open_dataset(dataset)
+    plans = {"mha": make_plan(Design("mha", None, {"optimizer": "muon"}), data, 1)}
+    assert "All designs train with muon at one learning rate" in compare.notes(plans, compare.CompareConfig(), {})[0]
 
 
 def test_a_torn_log_is_not_a_finished_run(tmp_path):

@@ -13,6 +13,7 @@ import sample
 import train
 from runtime import checkpoint
 from runtime.checkpoint import find_checkpoint, read_meta, read_tensors, save_checkpoint
+from runtime.errors import UserError
 from runtime.runs import hold
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("handlers_come_back")]
@@ -127,3 +128,43 @@ def test_a_save_while_a_checkpoint_is_read_does_not_make_it_damaged(dataset, tmp
     monkeypatch.setattr(checkpoint, "read_tensors", while_it_saves)
     status, _, err = command(*reader)
     assert (status, reads) == (0, [2, 1]), err
+
+
+@pytest.mark.parametrize("lost", ["find_checkpoint", "read_meta"])
+def test_what_is_not_there_for_a_moment_is_read_a_moment_later(dataset, tmp_path, command, monkeypatch, lost):
+    """A save renames two folders: between the two calls that look for them both may have been elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    assert command(train, *words(dataset), "--max_steps", 2)[0] == 0
+    whole, misses = getattr(checkpoint, lost), iter([FileNotFoundError(2, "gone", "run/last"), None])
+
+    def once(*arguments):
+        if miss := next(misses):
+            raise miss
+        return whole(*arguments)
+
+    monkeypatch.setattr(checkpoint, lost, once)
+    assert checkpoint.read_checkpoint("run", "last")[1]["step"] == 2
+    monkeypatch.undo()
+    (tmp_path / "run" / "last" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="damaged or missing"):
+        checkpoint.read_checkpoint(tmp_path / "run", "last")
+
+
+def test_a_lock_is_made_and_nothing_that_is_no_lock_is_touched(tmp_path):
+    lock = tmp_path / "lock"
+    lock.write_text("a note of mine")
+    hold(tmp_path).close()
+    assert lock.read_text() == "a note of mine"
+    for odd in (lambda: lock.symlink_to(tmp_path / "other"), lock.mkdir, lambda: os.mkfifo(lock)):
+        lock.unlink() if not lock.is_dir() else lock.rmdir()
+        odd()
+        with pytest.raises(UserError, match="lock is not the lock of a run"):
+            hold(tmp_path)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_that_was_killed_between_two_renames_has_saved(tmp_path):
+    for name in ("last", "last.old"):
+        (tmp_path / name / name).mkdir(parents=True)
+        (tmp_path / name / name / "meta.json").touch()
+        assert checkpoint.has_saved(tmp_path / name) and not checkpoint.has_saved(tmp_path)
