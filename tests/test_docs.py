@@ -21,7 +21,7 @@ def test_every_test_that_the_known_faults_name_exists():
 def test_the_readme_says_what_only_words_can_answer():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     for said in ("attention reaches back across the boundary", "train.py --resume runs/mha-1 # Ctrl-C saved it; go on",
-                 "--init_from runs/mha-1 --dataset mybook", "makes GGUF of the layouts", "known-faults"):  # fmt: skip
+                 "--init_from runs/mha-1 --dataset book2", "makes GGUF of the layouts", "known-faults"):  # fmt: skip
         assert said in text
 
 
