@@ -150,11 +150,13 @@ def main(argv: list[str]) -> int:
         log.note("with dropout, losses depend on the number of processes unless --micro_batch_size is given")
     if model_config.window and model_config.window >= block_size:
         log.note(f"window {model_config.window} hides nothing: block_size {block_size} is no longer than it")
+    if config.ema_decay:
+        log.note(f"validation losses and checkpoints are of an average of the weights (ema_decay {config.ema_decay:g})")
     log.note(
         f"{model.num_parameters():,} parameters ({model.num_parameters(embeddings=False):,} without embeddings), "
         f"{model.flops_per_token():,} training FLOPs and {model.cache_bytes_per_token():,} cache bytes a token\n"
         f"{dataset.name}: {len(dataset.train):,} training tokens, {tokens_per_step:,} a step, "
-        f"{config.max_steps * tokens_per_step / len(dataset.train):.1f} passes\n"
+        f"{config.max_steps * tokens_per_step / len(dataset.train):.2g} passes\n"
         f"{f'{ranks.count} processes, each on ' if ranks.count > 1 else ''}{describe_device(device, dtype, compiled)}; "
         + (f"going on from step {step} in" if step else "a new run in")
         + f" {out_dir}"

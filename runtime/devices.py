@@ -53,7 +53,8 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
 
 def describe_device(device: torch.device, dtype: torch.dtype, compiled: bool) -> str:
     """One phrase such as "cpu, 2 threads, float32"."""
-    what = f"cpu, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
+    threads = torch.get_num_threads()
+    what = f"cpu, {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else str(device)
     if device.type == "cuda":
         what += f" ({torch.cuda.get_device_name(device)})"
     return f"{what}, {str(dtype).removeprefix('torch.')}{', compiled' if compiled else ''}"
