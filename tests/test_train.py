@@ -525,7 +525,8 @@ def test_without_a_gpu_the_defaults_run_and_say_what_was_picked(dataset, tmp_pat
     flags = ["--n_layer", "1", "--n_embd", "32", "--block_size", "16", "--max_steps", "1"]
     assert train.main(["--dataset", dataset, "--out_dir", str(tmp_path / "a"), *flags]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert f"cpu, {torch.get_num_threads()} threads, float32;" in told and "compiled" not in told
+    threads = torch.get_num_threads()
+    assert f"cpu, {threads} thread{'s' * (threads > 1)}, float32;" in told and "compiled" not in told
     assert "training tokens, 128 a step" in told  # 8 sequences of 16 at a time: no accumulation
     saved = json.loads((tmp_path / "a" / "last" / "meta.json").read_text())["train"]
     assert saved["batch_size"] == 8 and saved["micro_batch_size"] is None
