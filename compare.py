@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -27,7 +26,7 @@ from runtime.runs import StopSignal, TrainConfig, hold, open_or_prepare, write_w
 
 FIVE = [f"config/{name}.toml" for name in ("single-head", "mha", "mha-16", "gqa-2", "mqa")]  # if no file is named
 FIVE_STEPS, QUICK_STEPS = 320, 80
-ROUNDS, QUICK_ROUNDS = 5, 2  # of the speed part
+ROUNDS, QUICK_ROUNDS = 3, 2  # of the speed part
 RATE_SEED = 0  # rates are chosen on it; reported seeds begin at 1
 
 DESCRIPTION = f"""Compare head designs: what does each cost, what does it buy, and is the difference real?
@@ -57,7 +56,7 @@ class CompareConfig(DesignFiles):
     # what is made equal: width = only the design differs; params = d_ff is adjusted until parameters agree within 0.5%
     match: Literal["width", "params"] = "width"
     rates: tuple[float, ...] = ()  # learning rates to choose from for each design, on a seed that is not reported
-    jobs: int | None = None  # runs at a time, unset = 2 on a CPU and 1 elsewhere; speed is measured after all of them
+    jobs: int = 1  # runs at a time; speed is measured after all of them
     # submitit = every run is a job of the Slurm cluster here (4 hours, a CPU a thread, no GPU, unless --slurm says
     # else), or of this machine where there is none; speed is measured where compare.py runs
     launcher: Literal["local", "submitit"] = "local"
@@ -69,8 +68,8 @@ class CompareConfig(DesignFiles):
 
     def __post_init__(self) -> None:
         for name in ("seeds", "jobs"):
-            if (value := getattr(self, name)) is not None and not 1 <= value < 2**31:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            if not 1 <= getattr(self, name) < 2**31:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("batch", "context"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be one or more whole numbers from 1")
@@ -94,10 +93,7 @@ def main(argv: list[str]) -> int:
     designs, config, given = read_line(argv)
     dataset = open_or_prepare(next(iter(designs.values())).settings.get("dataset", TrainConfig.dataset))
     out_dir = Path(given.get("out_dir") or ("runs/compare-quick" if config.quick else "runs/compare"))
-    on_cpu = pick_device(next(iter(designs.values())).settings.get("device", TrainConfig.device)).type == "cpu"
-    # Models of this size gain more from a second run than from a second core.
-    jobs = config.jobs or (min(2, torch.get_num_threads()) if on_cpu else 1)
-    threads = thread_count(designs, jobs, out_dir)
+    threads = thread_count(designs, config.jobs, out_dir)
     plans = {name: make_plan(design, dataset, threads) for name, design in designs.items()}
     check_alike(plans)
     baseline = config.baseline or next(iter(plans))
@@ -114,7 +110,7 @@ def main(argv: list[str]) -> int:
     stop = StopSignal()
     seeds = range(1, config.seeds + 1)
     how = (cluster.start, cluster.poll_seconds) if cluster else ()
-    sweep = Sweep(jobs, len(plans) * (config.seeds + len(config.rates)), console, stop, *how)
+    sweep = Sweep(config.jobs, len(plans) * (config.seeds + len(config.rates)), console, stop, *how)
     rate = plans[baseline].run.learning_rate
     common = {name: at_rate(plan, rate) for name, plan in plans.items()} if config.rates else plans
     tried: dict[str, dict[float, float]] = {}
@@ -147,7 +143,7 @@ def main(argv: list[str]) -> int:
     # What the runs say.
     analysis = analyse(metrics(finished), baseline)
     results = describe(designs, plans, baseline, dataset, argv) | {
-        "first_look": config.quick, "seeds": list(seeds), "jobs": jobs, "match": config.match,
+        "first_look": config.quick, "seeds": list(seeds), "jobs": config.jobs, "match": config.match,
         "vary": {config.vary[0].replace("-", "_"): list(config.vary[1:])} if config.vary else {}, "adjusted": adjusted,
         "failures": sweep.failures, "pooled": analysis["pooled"], "comparisons": analysis["comparisons"],
         "notes": notes(plans, config, tried), "rates": None, "speed": None, "speed_note": None,

@@ -24,7 +24,7 @@ from model import ModelConfig
 from runtime.checkpoint import has_saved, read_checkpoint
 from runtime.errors import EnvironmentFault, UserError, plain
 from runtime.logbook import clock_time
-from runtime.runs import StopSignal, TrainConfig, check_data, hold, write_whole
+from runtime.runs import FolderInUse, StopSignal, TrainConfig, check_data, hold, write_whole
 from runtime.settings import as_dict, read_toml, show, to_toml
 
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
@@ -100,7 +100,7 @@ class Run(NamedTuple):
             return False
         try:
             hold(self.folder).close()
-        except UserError:
+        except FolderInUse:
             return True
         return False
 

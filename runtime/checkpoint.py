@@ -105,7 +105,7 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Path:
         runs = sorted(path.parent.as_posix() for path in Path("runs").glob("*/settings.toml"))
         raise UserError(f"no run in {run}" + (f"; there are {', '.join(runs)}" if runs else "; train one first"))
     for name in dict.fromkeys((which, "last")):
-        for folder in (run / name, run / f"{name}.old"):  # .old: between the two renames of a save
+        for folder in (run / name, run / f"{name}.old", run / name):  # .old: between the two renames of a save
             if (folder / "meta.json").is_file():
                 return folder
     if (run / "meta.json").is_file():

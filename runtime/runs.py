@@ -255,8 +255,12 @@ def write_run(
     write_whole(folder / "settings.toml", to_toml(config))
 
 
+class FolderInUse(UserError):
+    """Another process trains there."""
+
+
 def hold(folder: Path) -> Any:
-    """An open file that keeps other processes from training in the same folder; UserError if one does."""
+    """An open file that keeps other processes from training in the same folder; FolderInUse if one does."""
     path = folder / "lock"
     if path.is_symlink() or path.exists() and not path.is_file():
         raise UserError(f"{path} is not the lock of a run: remove it, or choose another folder")
@@ -268,7 +272,7 @@ def hold(folder: Path) -> Any:
     except ImportError:  # Windows
         pass
     except OSError:
-        raise UserError(f"another process is training in {folder}: wait for it or choose another --out_dir") from None
+        raise FolderInUse(f"another process is training in {folder}: wait for it or choose another --out_dir") from None
     return file
 
 
