@@ -175,11 +175,13 @@ def check_header(path: Path) -> None:
 
 def read_checkpoint(run: str | Path, which: str) -> tuple[Path, dict[str, Any], dict[str, torch.Tensor]]:
     """A run's checkpoint folder, its meta and its weights, of one save; UserError if they are not there or damaged."""
-    before: tuple[Path, dict[str, Any]] | None | str = "nothing"
+    before: object = object()
     while True:
         now = None
         try:
-            now = folder, meta = (folder := find_checkpoint(run, which)), read_meta(folder)
+            folder = find_checkpoint(run, which)
+            meta = read_meta(folder)
+            now = folder, meta
             return folder, meta, read_tensors(folder, "model.safetensors", meta)
         except (UserError, FileNotFoundError):
             if now == before:
