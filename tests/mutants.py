@@ -192,7 +192,7 @@ MUTANTS = [
     ("values that are not finite are saved", "runtime/checkpoint.py", "if not v.isfinite().all()", "if False", CHECKPOINT),
     ("a full disk does not say for which file", "runtime/checkpoint.py", "with naming(path), open", "with open", CHECKPOINT),
     ("a stop between the two renames loses the checkpoint", "runtime/checkpoint.py",
-     '(run / name, run / f"{name}.old")', "(run / name,)", CHECKPOINT),
+     '(run / name, run / f"{name}.old", run / name)', "(run / name,)", CHECKPOINT),
     ("every pass has the same order", "data/loader.py", "default_rng((self.seed, number))",
      "default_rng((self.seed, 0))", LOADER),
     ("every seed has the same order", "data/loader.py", "default_rng((self.seed, number))",
