@@ -185,7 +185,7 @@ def seal(files: Files) -> bytes:
             whole = json.dumps([meta["tokenizer"], *ids], sort_keys=True)
             meta["fingerprint"] = hashlib.sha256(whole.encode()).hexdigest()
         return json.dumps(meta).encode()
-    except Exception:  # it is what it is
+    except Exception:  # a meta that is broken beyond repair is tried as it is
         return files["meta.json"]
 
 
