@@ -1,11 +1,12 @@
 """Tokens a second in decoding, one sample, float32: beside Hugging Face's generate and beside nanoGPT's.
 
-    python -m benchmarks.decoding [--nanogpt PATH/TO/nanoGPT] [--rounds 5] > benchmarks/decoding.json
+    python -m benchmarks.decoding [--nanogpt PATH/TO/nanoGPT [--compile]] [--rounds 5] > benchmarks/decoding.json
 
 Two parts, in each of which the two programs take turns. The GPT-2 124M shape with random weights, greedy, after a
 prompt of 512 tokens (the time of 33 tokens less that of one, so without the prompt), with the share of what reading
 all weights once a token would allow. And 500 tokens from one, temperature 0.8, by the default model at block_size 256
-and by nanoGPT's GPT of the same layers, heads and width, as its sample.py calls it. Needs transformers.
+and by nanoGPT's GPT of the same layers, heads and width, as its sample.py calls it; with --compile also by our model
+compiled, with the seconds until its first text. The first part needs transformers.
 """
 
 import argparse
@@ -69,36 +70,56 @@ def gpt2_shape(rounds: int) -> dict[str, Any]:
     }
 
 
-def small_model(folder: Path, rounds: int) -> dict[str, Any]:
+def small_model(folder: Path, rounds: int, compiled: bool) -> dict[str, Any]:
     theirs_model = nanogpt(folder)
     config = ModelConfig(block_size=256, vocab_size=65)
     model = GPT(config).eval()
     size = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
     with contextlib.redirect_stdout(sys.stderr):  # it prints its size
         theirs = theirs_model.GPT(theirs_model.GPTConfig(**size, dropout=0.0, bias=False)).eval()
-    start = torch.zeros(1, 1, dtype=torch.long)
+    start, threads = torch.zeros(1, 1, dtype=torch.long), torch.get_num_threads()
+
+    def small(model: GPT) -> None:
+        torch.set_num_threads(1)  # as sample.py does with a model of this size
+        ours(model, [0], SAMPLE, 0.8, 200)
+        torch.set_num_threads(threads)
 
     def nano() -> None:
         with torch.no_grad():
             theirs.generate(start, SAMPLE, temperature=0.8, top_k=200)
 
-    times = interleave({"manyheads": lambda: ours(model, [0], SAMPLE, 0.8, 200), "nanogpt": nano}, rounds)
+    calls = {"manyheads": lambda: small(model), "nanogpt": nano}
+    first = None
+    if compiled:
+        copy = GPT(config).eval()
+        copy.hidden = torch.compile(copy.hidden, dynamic=True)  # type: ignore[method-assign]
+        calls["manyheads compiled"] = lambda: small(copy)
+        begun = time.perf_counter()
+        calls["manyheads compiled"]()
+        first = time.perf_counter() - begun
+    times = interleave(calls, rounds)
     return {
         "what": f"{SAMPLE} tokens, 3 layers, 8 heads, width 128, block_size 256",
         "parameters": {"manyheads": model.num_parameters(), "nanogpt": sum(p.numel() for p in theirs.parameters())},
         "tokens_per_s": {name: [SAMPLE / t for t in values] for name, values in times.items()},
-        "ratio": statistics.median(b / a for a, b in zip(times["manyheads"], times["nanogpt"], strict=True)),
+        "ratio": {
+            name: statistics.median(b / a for a, b in zip(times[name], times["nanogpt"], strict=True))
+            for name in calls
+            if name != "nanogpt"
+        },
+        "seconds_to_compile_and_write_the_first_text": first,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT, for the second part")
+    parser.add_argument("--compile", action="store_true", help="in that part also our model compiled")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     parts = [gpt2_shape(arguments.rounds)]
     if arguments.nanogpt:
-        parts.append(small_model(arguments.nanogpt, arguments.rounds))
+        parts.append(small_model(arguments.nanogpt, arguments.rounds, arguments.compile))
     machine = {"threads": torch.get_num_threads(), "cores": os.cpu_count(), "torch": torch.__version__}
     print(json.dumps({"machine": machine, "date": time.strftime("%Y-%m-%d"), "parts": parts}, indent=1))
 
