@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lab.designs import Design, DesignFiles, read_designs
 from lab.launcher import Cluster
-from lab.plans import EVAL_TOKENS, EVALUATIONS, check_alike, make_plan, match_parameters, thread_count, varied
+from lab.plans import EVAL_TOKENS, EVALUATIONS, check_alike, make_plan, match_parameters, share_cores, varied
 from lab.results import describe, rates_part, run_rows, write_sample
 from lab.speed import count, measure
 from lab.stats import analyse
@@ -31,7 +31,7 @@ RATE_SEED = 0  # rates are chosen on it; reported seeds begin at 1
 
 DESCRIPTION = f"""Compare head designs: what does each cost, what does it buy, and is the difference real?
 
-    python compare.py                                   five designs, three seeds of {FIVE_STEPS} steps: ten minutes
+    python compare.py                                   five designs, three seeds of {FIVE_STEPS} steps: eight minutes
     python compare.py config/mha.toml config/mqa.toml --seeds 5 --out_dir runs/heads
     python compare.py --vary n_head 1 2 4 8 16 --out_dir runs/head-count
 
@@ -56,7 +56,7 @@ class CompareConfig(DesignFiles):
     # what is made equal: width = only the design differs; params = d_ff is adjusted until parameters agree within 0.5%
     match: Literal["width", "params"] = "width"
     rates: tuple[float, ...] = ()  # learning rates to choose from for each design, on a seed that is not reported
-    jobs: int = 1  # runs at a time; speed is measured after all of them
+    jobs: int | None = None  # runs at a time; unset = as many as cores, up to 4, or 1 on a GPU and a cluster
     # submitit = every run is a job of the Slurm cluster here (4 hours, a CPU a thread, no GPU, unless --slurm says
     # else), or of this machine where there is none; speed is measured where compare.py runs
     launcher: Literal["local", "submitit"] = "local"
@@ -68,8 +68,8 @@ class CompareConfig(DesignFiles):
 
     def __post_init__(self) -> None:
         for name in ("seeds", "jobs"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+            if (value := getattr(self, name)) is not None and not 1 <= value < 2**31:
+                raise ValueError(f"{name} must be at least 1, not {value}")
         for name in ("batch", "context"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be one or more whole numbers from 1")
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
     designs, config, given = read_line(argv)
     dataset = open_or_prepare(next(iter(designs.values())).settings.get("dataset", TrainConfig.dataset))
     out_dir = Path(given.get("out_dir") or ("runs/compare-quick" if config.quick else "runs/compare"))
-    threads = thread_count(designs, config.jobs, out_dir)
+    jobs, threads = share_cores(designs, config.jobs or (1 if config.launcher == "submitit" else None), out_dir)
     plans = {name: make_plan(design, dataset, threads) for name, design in designs.items()}
     check_alike(plans)
     baseline = config.baseline or next(iter(plans))
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> int:
     stop = StopSignal()
     seeds = range(1, config.seeds + 1)
     how = (cluster.start, cluster.poll_seconds) if cluster else ()
-    sweep = Sweep(config.jobs, len(plans) * (config.seeds + len(config.rates)), console, stop, *how)
+    sweep = Sweep(jobs, len(plans) * (config.seeds + len(config.rates)), console, stop, *how)
     rate = plans[baseline].run.learning_rate
     common = {name: at_rate(plan, rate) for name, plan in plans.items()} if config.rates else plans
     tried: dict[str, dict[float, float]] = {}
@@ -143,7 +143,7 @@ def main(argv: list[str]) -> int:
     # What the runs say.
     analysis = analyse(metrics(finished), baseline)
     results = describe(designs, plans, baseline, dataset, argv) | {
-        "first_look": config.quick, "seeds": list(seeds), "jobs": config.jobs, "match": config.match,
+        "first_look": config.quick, "seeds": list(seeds), "jobs": jobs, "match": config.match,
         "vary": {config.vary[0].replace("-", "_"): list(config.vary[1:])} if config.vary else {}, "adjusted": adjusted,
         "failures": sweep.failures, "pooled": analysis["pooled"], "comparisons": analysis["comparisons"],
         "notes": notes(plans, config, tried), "rates": None, "speed": None, "speed_note": None,

@@ -12,6 +12,7 @@ from lab.designs import Design
 from lab.speed import count
 from lab.sweep import OWN, Plan
 from model import ModelConfig
+from runtime.devices import pick_device
 from runtime.errors import UserError
 from runtime.runs import TrainConfig, with_batch, with_data
 from runtime.settings import build, read, read_toml, show
@@ -68,23 +69,28 @@ def check_alike(plans: Mapping[str, Plan]) -> None:
                 raise UserError(f"{first} has {field} {show(a)} and {name} {show(b)}: their losses would not compare")
 
 
-def thread_count(designs: Mapping[str, Design], jobs: int, folder: Path) -> int:
-    """CPU threads of every run in a folder: those of the runs it holds, or those given, or an equal share of the cores.
+def share_cores(designs: Mapping[str, Design], jobs: int | None, folder: Path) -> tuple[int, int]:
+    """Runs at a time, and CPU threads of each: those of the runs a folder holds, those given, or an equal share.
 
-    Another number of threads rounds differently, so one sweep never mixes them: UserError if it would.
+    Unset, jobs are as many as there are cores for, up to 4: a small model gains less by a second thread than a second
+    model does by a core of its own. On a GPU one at a time. Another number of threads rounds differently, so one sweep
+    never mixes them: UserError if it would.
     """
     asked = {design.settings.get("threads") for design in designs.values()}
     if len(asked) > 1:
         raise UserError(f"designs differ in threads ({', '.join(map(str, asked))}): all runs share them")
-    given = asked.pop()
+    threads, cores = asked.pop(), torch.get_num_threads()
     for file in [file for part in (".", "rates") for file in (folder / part / "designs").glob("*.toml")]:
         saved = read_toml(str(file)).get("threads")
         if not isinstance(saved, int):
             raise UserError(f"{file} is damaged: delete {folder}, or give another --out_dir")
-        if given not in (None, saved):
+        if threads not in (None, saved):
             raise UserError(f"{folder} was begun with {saved} threads: give --threads {saved} or another --out_dir")
-        return saved
-    return given or max(1, torch.get_num_threads() // jobs)
+        threads = saved
+    device = pick_device(next(iter(designs.values())).settings.get("device", "auto"))
+    most = jobs or (min(4, cores) if device.type == "cpu" else 1)
+    threads = threads or max(1, cores // most)
+    return jobs or max(1, min(most, cores // threads)), threads
 
 
 def match_parameters(plans: Mapping[str, Plan], baseline: str) -> tuple[dict[str, Plan], list[str]]:

@@ -24,7 +24,7 @@ import prepare
 import train
 from data import open_dataset
 from lab.designs import Design
-from lab.plans import check_alike, make_plan, match_parameters, thread_count, varied
+from lab.plans import check_alike, make_plan, match_parameters, share_cores, varied
 from lab.stats import analyse
 from lab.sweep import Plan, Run, Sweep, check_same, plan_runs
 from model import GPT, ModelConfig
@@ -255,18 +255,32 @@ def test_designs_whose_losses_do_not_compare_are_refused(dataset):
         check_alike(plans)
 
 
-def test_threads_are_shared_among_jobs_and_kept(dataset, tmp_path):
-    designs = {"a": Design("a", None, {"block_size": 16})}
-    assert thread_count(designs, 1, tmp_path) == torch.get_num_threads()
-    assert thread_count(designs, 1000, tmp_path) == 1
-    data = open_dataset(dataset)
+@pytest.mark.parametrize(
+    ("cores", "jobs", "threads", "shared"),
+    [(1, None, None, (1, 1)), (2, None, None, (2, 1)), (3, None, None, (3, 1)), (8, None, None, (4, 2)),
+     (8, None, 4, (2, 4)), (2, None, 3, (1, 3)), (8, 1, None, (1, 8)), (8, 3, None, (3, 2)), (2, 1000, None, (1000, 1)),
+     (2, 2, 2, (2, 2))],
+)  # fmt: skip
+def test_cores_are_shared_among_jobs(monkeypatch, tmp_path, cores, jobs, threads, shared):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    given = {"device": "cpu"} | ({"threads": threads} if threads else {})
+    assert share_cores({"a": Design("a", None, given)}, jobs, tmp_path) == shared
+
+
+def test_on_a_gpu_runs_take_turns(monkeypatch, tmp_path):
+    monkeypatch.setattr("lab.plans.pick_device", lambda name: torch.device("cuda"))
+    assert share_cores({"a": Design("a", None, {})}, None, tmp_path) == (1, torch.get_num_threads())
+
+
+def test_the_threads_of_a_folder_are_kept(dataset, tmp_path):
+    designs, data = {"a": Design("a", None, {"block_size": 16})}, open_dataset(dataset)
     plan_runs(tmp_path, {"a": make_plan(designs["a"], data, 5)}, [1, 2], data)
-    assert thread_count(designs, 1, tmp_path) == 5
+    assert share_cores(designs, 1, tmp_path) == (1, 5)
     four = {"b": Design("b", None, {"threads": 4})}
     with pytest.raises(UserError, match="begun with 5 threads"):
-        thread_count(four, 1, tmp_path)
+        share_cores(four, 1, tmp_path)
     with pytest.raises(UserError, match="designs differ in threads"):
-        thread_count(designs | four, 1, tmp_path)
+        share_cores(designs | four, 1, tmp_path)
 
 
 def test_progress_shows_names_as_they_are():
