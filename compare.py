@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -161,7 +162,7 @@ def main(argv: list[str]) -> int:
         results["speed_note"] = "Speed was not measured: --no-speed was given."
     else:
         try:
-            results["speed"] = measure_speed(plans, config, console)
+            results["speed"] = measure_speed(plans, config, jobs, console)
         except (UserError, EnvironmentFault) as error:  # the losses are worth a report without it
             results["speed_note"] = f"Speed was not measured: {error}"
 
@@ -271,10 +272,11 @@ def metrics(groups: Mapping[str, Sequence[Run]]) -> dict[str, dict[int, Path]]:
     return {name: {run.seed: run.metrics for run in group} for name, group in groups.items()}
 
 
-def measure_speed(plans: Mapping[str, Plan], config: CompareConfig, console: Console) -> dict[str, Any]:
-    """Speed and memory of every design, with a line that tells how far it is."""
+def measure_speed(plans: Mapping[str, Plan], config: CompareConfig, jobs: int, console: Console) -> dict[str, Any]:
+    """Speed and memory of every design, on all the cores that trained them, with a line that tells how far it is."""
     configs = {name: plan.model for name, plan in plans.items()}
     run = next(iter(plans.values())).run
+    threads = run.threads * max(1, min(jobs, torch.get_num_threads() // run.threads))
     told = ""
     with console.status("measuring speed") as status:
 
@@ -288,7 +290,7 @@ def measure_speed(plans: Mapping[str, Plan], config: CompareConfig, console: Con
             told = phase
 
         device = str(pick_device(run.device))
-        return measure(configs, config.batch, config.context, run.batch_size, threads=run.threads, progress=tell,
+        return measure(configs, config.batch, config.context, run.batch_size, threads=threads, progress=tell,
                        device=device,
                        rounds=QUICK_ROUNDS if config.quick else ROUNDS)  # fmt: skip
 

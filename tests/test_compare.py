@@ -272,6 +272,17 @@ def test_on_a_gpu_runs_take_turns(monkeypatch, tmp_path):
     assert share_cores({"a": Design("a", None, {})}, None, tmp_path) == (1, torch.get_num_threads())
 
 
+@pytest.mark.parametrize(
+    ("jobs", "threads", "speed"), [(1, 8, 8), (4, 2, 8), (3, 2, 6), (1, 1, 1), (1, 9, 9), (50, 1, 8), (3, 9, 9)]
+)
+def test_speed_is_measured_on_the_cores_that_trained(monkeypatch, dataset, jobs, threads, speed):
+    plans = {"a": make_plan(Design("a", None, {"device": "cpu"}), open_dataset(dataset), threads)}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(compare, "measure", lambda *_, **given: given)
+    measured = compare.measure_speed(plans, compare.CompareConfig(), jobs, Console(quiet=True))
+    assert measured["threads"] == speed
+
+
 def test_the_threads_of_a_folder_are_kept(dataset, tmp_path):
     designs, data = {"a": Design("a", None, {"block_size": 16})}, open_dataset(dataset)
     plan_runs(tmp_path, {"a": make_plan(designs["a"], data, 5)}, [1, 2], data)
