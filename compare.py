@@ -57,7 +57,7 @@ class CompareConfig(DesignFiles):
     # what is made equal: width = only the design differs; params = d_ff is adjusted until parameters agree within 0.5%
     match: Literal["width", "params"] = "width"
     rates: tuple[float, ...] = ()  # learning rates to choose from for each design, on a seed that is not reported
-    jobs: int | None = None  # runs at a time; unset = as many as cores, up to 4, or 1 on a GPU and a cluster
+    jobs: int | None = None  # runs at a time; unset = what there are cores for, up to 4; 1 on a GPU or a cluster
     # submitit = every run is a job of the Slurm cluster here (4 hours, a CPU a thread, no GPU, unless --slurm says
     # else), or of this machine where there is none; speed is measured where compare.py runs
     launcher: Literal["local", "submitit"] = "local"

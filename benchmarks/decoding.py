@@ -6,7 +6,9 @@ Two parts, in each of which the two programs take turns. The GPT-2 124M shape wi
 prompt of 512 tokens (the time of 33 tokens less that of one, so without the prompt), with the share of what reading
 all weights once a token would allow. And 500 tokens from one, temperature 0.8, by the default model at block_size 256
 and by nanoGPT's GPT of the same layers, heads and width, as its sample.py calls it; with --compile also by our model
-compiled, with the seconds until its first text. The first part needs transformers.
+compiled, beside nanoGPT as it is, with the seconds until its first text (less where PyTorch's cache holds the code).
+Beyond block_size the two do not the same: nanoGPT's window moves by one token, ours by half a context, and keeps its
+cache between. The first part needs transformers.
 """
 
 import argparse

@@ -87,8 +87,8 @@ def share_cores(designs: Mapping[str, Design], jobs: int | None, folder: Path) -
         if threads not in (None, saved):
             raise UserError(f"{folder} was begun with {saved} threads: give --threads {saved} or another --out_dir")
         threads = saved
-    device = pick_device(next(iter(designs.values())).settings.get("device", "auto"))
-    most = jobs or (min(4, cores) if device.type == "cpu" else 1)
+    devices = {design.settings.get("device", "auto") for design in designs.values()}
+    most = jobs or (min(4, cores) if all(pick_device(device).type == "cpu" for device in devices) else 1)
     threads = threads or max(1, cores // most)
     return jobs or max(1, min(most, cores // threads)), threads
 

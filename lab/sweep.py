@@ -261,7 +261,12 @@ class Sweep:
     def seconds_left(self, shares: Sequence[float]) -> float:
         """Foretold from the runs that were trained here, for what is left after the shares of those running."""
         each = sum(self.trained) / len(self.trained)
-        return each * max(0.0, self.total - self.done - sum(shares)) / self.jobs
+        return each * self._rounds_left(shares)
+
+    def _rounds_left(self, shares: Sequence[float]) -> float:
+        """Whole runs left after these shares, for each job that still has one."""
+        left = self.total - self.done
+        return max(0.0, left - sum(shares)) / max(1, min(self.jobs, left))
 
     def _say(self, text: str) -> None:
         """A line that stays; the terminal's progress goes on below it."""
@@ -276,7 +281,7 @@ class Sweep:
         else:  # the first runs: from what they have done so far
             pace = [(time.monotonic() - clock) / max(run.share_done() - share, 1e-9)
                     for run, (_, clock, share) in running.items()]  # fmt: skip
-            left = min(pace, default=0.0) * max(0.0, self.total - self.done - sum(shares)) / self.jobs
+            left = min(pace, default=0.0) * self._rounds_left(shares)
         known = self.trained or sum(shares) > 0.05
         names = ", ".join(f"{run.name} seed {run.seed}" for run in running)
         words = f"run {min(self.done + 1, self.total)} of {self.total}: {names}"

@@ -120,6 +120,14 @@ def test_costs_by_formula_are_those_allocated(sweep):
     assert results["threads"] == 1 and design(results, "mha")["settings"]["threads"] == 1
 
 
+def test_unless_said_as_many_runs_are_begun_at_once_as_there_are_cores(sweep):
+    cores = run([sys.executable, "-c", "import torch; print(torch.get_num_threads())"]).stdout
+    jobs = results_of(sweep[0])["jobs"]
+    assert jobs == min(4, int(cores))
+    lines = [line for line in sweep[1].stderr.splitlines() if ", seed " in line]
+    assert [line.endswith("training") for line in lines[:jobs]] == [True] * jobs
+
+
 def test_half_and_three_quarters_of_the_length_are_evaluated(sweep):
     steps = [point["step"] for point in design(results_of(sweep[0]), "mqa")["against_baseline"]["curve"]]
     assert steps == list(range(2, 17, 2))
@@ -272,6 +280,26 @@ def test_on_a_gpu_runs_take_turns(monkeypatch, tmp_path):
     assert share_cores({"a": Design("a", None, {})}, None, tmp_path) == (1, torch.get_num_threads())
 
 
+def test_one_gpu_among_the_designs_is_enough_and_a_cluster_may_have_what_this_machine_lacks(monkeypatch, tmp_path):
+    designs = {name: Design(name, None, {"device": name}) for name in ("cpu", "cuda")}
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match='device "cuda" is not on this machine'):
+            share_cores(designs, None, tmp_path)
+        assert share_cores(designs, 2, tmp_path)[0] == 2  # as jobs of a cluster are
+    monkeypatch.setattr("lab.plans.pick_device", torch.device)
+    assert share_cores(designs, None, tmp_path)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("jobs", "done", "shares", "left"),
+    [(1, 3, [], 12), (2, 0, [], 24), (2, 3, [], 12), (9, 2, [], 12), (2, 2, [0.5, 0.5], 6), (2, 4, [], 0)],
+)
+def test_time_left_counts_no_job_that_has_nothing_to_do(jobs, done, shares, left):
+    sweep = Sweep(jobs, 4, Console(quiet=True), SimpleNamespace(number=0))
+    sweep.done, sweep.trained = done, [11.0, 13.0]
+    assert sweep.seconds_left(shares) == pytest.approx(left)
+
+
 @pytest.mark.parametrize(
     ("jobs", "threads", "speed"), [(1, 8, 8), (4, 2, 8), (3, 2, 6), (1, 1, 1), (1, 9, 9), (50, 1, 8), (3, 9, 9)]
 )
@@ -287,6 +315,7 @@ def test_the_threads_of_a_folder_are_kept(dataset, tmp_path):
     designs, data = {"a": Design("a", None, {"block_size": 16})}, open_dataset(dataset)
     plan_runs(tmp_path, {"a": make_plan(designs["a"], data, 5)}, [1, 2], data)
     assert share_cores(designs, 1, tmp_path) == (1, 5)
+    assert share_cores(designs, None, tmp_path)[1] == 5
     four = {"b": Design("b", None, {"threads": 4})}
     with pytest.raises(UserError, match="begun with 5 threads"):
         share_cores(four, 1, tmp_path)

@@ -29,7 +29,7 @@ CODE = {  # of a run, by its seed
     "print(json.dumps({'step': 1, 'val_tokens': 1, 'val_loss': 2.5}), file=open('metrics.jsonl', 'w'))",
     2: "import sys; sys.exit('train.py: it diverged')",
     3: "import os; print('step 1', flush=True); os.kill(os.getpid(), 9)",
-    4: "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('saved'))\n"
+    4: "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: time.sleep(2) or sys.exit('saved'))\n"
     "print('training', flush=True); time.sleep(600)",
 }
 
@@ -85,7 +85,9 @@ def test_a_stop_reaches_every_job_and_none_is_left(tmp_path, begun_here):
         job = start(run)
         while not (run.output.exists() and "training" in run.output.read_text()):
             time.sleep(0.05)
-        for pid in [*begun_here(), os.getpid()]:  # as a terminal does
+        below = begun_here()
+        assert len(below) >= 2  # the job and its training
+        for pid in [*below, os.getpid()]:  # as a terminal does
             os.kill(pid, signal.SIGINT)
         return job
 
