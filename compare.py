@@ -32,7 +32,7 @@ RATE_SEED = 0  # rates are chosen on it; reported seeds begin at 1
 
 DESCRIPTION = f"""Compare head designs: what does each cost, what does it buy, and is the difference real?
 
-    python compare.py                                   five designs, three seeds of {FIVE_STEPS} steps: eight minutes
+    python compare.py                                   five designs, three seeds of {FIVE_STEPS} steps: six minutes
     python compare.py config/mha.toml config/mqa.toml --seeds 5 --out_dir runs/heads
     python compare.py --vary n_head 1 2 4 8 16 --out_dir runs/head-count
 

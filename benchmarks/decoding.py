@@ -94,7 +94,7 @@ def small_model(folder: Path, rounds: int, compiled: bool) -> dict[str, Any]:
     first = None
     if compiled:
         copy = GPT(config).eval()
-        copy.hidden = torch.compile(copy.hidden, dynamic=True)  # type: ignore[method-assign]
+        copy.hidden = torch.compile(copy.hidden, dynamic=True)
         calls["manyheads compiled"] = lambda: small(copy)
         begun = time.perf_counter()
         calls["manyheads compiled"]()
