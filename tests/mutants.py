@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 1800  # seconds for the tests of one mutant
 
 
 def left_out(folder: str, names: list[str]) -> list[str]:
@@ -342,10 +343,13 @@ def try_mutant(mutant: tuple[str, str, str, str, list[str]]) -> tuple[str, str]:
         if source.count(right) != 1:
             return name, f"STALE: {file} holds its text {source.count(right)} times"
         (copy / file).write_text(source.replace(right, wrong), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", "-n0", *tests],
-            cwd=copy, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", "-n0", *tests],
+                cwd=copy, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=LIMIT,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return name, f"BROKEN: its tests had not ended after {LIMIT} s"
     if done.returncode == 0:
         return name, "SURVIVED " + " ".join(tests)
     failed = [line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

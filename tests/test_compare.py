@@ -337,6 +337,7 @@ def test_a_run_that_another_process_was_about_to_train_is_waited_for(tmp_path):
     run, started = Run("a", 1, tmp_path / "a-1", tmp_path / "a.toml", 16, 100), []
 
     def start(run):
+        assert not started, "it was finished, and is trained again"
         lock = hold(run.folder)
         run.metrics.write_text('{"step": 16, "val_loss": 2.0, "val_tokens": 100}\n')
         started.append(threading.Timer(0.5, lock.close))
