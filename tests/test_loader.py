@@ -1,7 +1,7 @@
 """Training windows: a pure function of (data, seed, step) that leaves nothing out and repeats nothing."""
 
+import math
 import tracemalloc
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 from benchmarks.memory import memory
 from data import DataError
 from data.loader import Windows
-from data.tokenfile import HEADER, MAGIC, VERSION, TokenFile, TokenWriter
+from data.tokenfile import HEADER, IGNORED, MAGIC, VERSION, TokenFile, TokenWriter
 
 
 @pytest.fixture
@@ -36,30 +36,47 @@ def test_targets_are_the_next_tokens(counting):
 
 def test_a_pass_draws_every_window_once_at_one_offset(counting):
     n, block = 1000, 16
-    windows = (n - block) // block  # 61
+    whole = (n - block) // block  # 61, and 23 tokens that fill two windows more
     loader = Windows(counting(n), block, batch_size=1, seed=1)
     offsets = []
     for number in range(20):
-        starts = sorted(int(loader.batch(number * windows + i)[0][0, 0]) for i in range(windows))
-        assert np.diff(starts).tolist() == [block] * (windows - 1)
+        starts = sorted(int(loader.batch(number * 63 + i)[0][0, 0]) for i in range(whole))
+        assert np.diff(starts).tolist() == [block] * (whole - 1)
         offsets.append(starts[0])
-    assert min(offsets) >= 0 and max(offsets) < n - windows * block
+    assert min(offsets) >= 0 and max(offsets) < n - whole * block
     assert len(set(offsets)) > 5  # each pass has its own
 
 
 def test_passes_have_orders_of_their_own_and_look_shuffled(counting):
-    loader = Windows(counting(1601), 16, batch_size=99, seed=1)
-    orders = [((x := loader.batch(step)[0][:, 0]) - x.min()).tolist() for step in range(2)]
+    loader = Windows(counting(1601), 16, batch_size=100, seed=1)
+    orders = [((x := loader.batch(step)[0][:99, 0]) - x.min()).tolist() for step in range(2)]
     assert sorted(orders[0]) == sorted(orders[1])
     assert orders[0] != orders[1] and orders[0] != sorted(orders[0])
 
 
-def test_every_token_is_reached_as_input_and_as_target(counting):
-    """Nothing at the tail is thrown away for ever: 94 tokens, context 5."""
-    loader = Windows(counting(94), 5, batch_size=17, seed=1)
-    batches = [loader.batch(step) for step in range(200)]
-    assert set(torch.cat([x for x, _ in batches]).flatten().tolist()) == set(range(93))
-    assert set(torch.cat([y for _, y in batches]).flatten().tolist()) == set(range(1, 94))
+def taken(batches):
+    """(input, target) of every place that counts, sorted."""
+    x, y = (torch.cat(parts).flatten() for parts in zip(*batches, strict=True))
+    return sorted(zip(x[y != IGNORED].tolist(), y[y != IGNORED].tolist(), strict=True))
+
+
+@pytest.mark.parametrize(("n", "block"), [(94, 5), (17, 16), (18, 16), (31, 16), (33, 16), (1000, 16), (9, 1)])
+def test_a_pass_takes_every_token_once(counting, n, block):
+    loader = Windows(counting(n), block, batch_size=1, seed=1)
+    for number in range(12):
+        batches = [loader.batch(number * loader.per_pass + i) for i in range(loader.per_pass)]
+        assert taken(batches) == [(i, i + 1) for i in range(n - 1)]
+    assert loader.per_pass == math.ceil((n - 1) / block)
+
+
+def test_what_lies_at_the_ends_of_a_pass_comes_last_and_keeps_its_targets(counting):
+    """94 tokens in windows of 5: an offset of up to 8, 17 windows, and two with the other 8, one behind the other."""
+    loader = Windows(counting(94), 5, batch_size=19, seed=1)
+    for step in range(9):
+        x, y = loader.batch(step)
+        offset = int(x[:17].min())
+        assert x[17:].flatten().tolist() == [*range(offset), *range(offset + 85, 93), 0, 0]
+        assert y[17:].flatten().tolist() == [*range(1, offset + 1), *range(offset + 86, 94), IGNORED, IGNORED]
 
 
 def test_a_step_does_not_depend_on_what_was_read_before(counting):
@@ -87,10 +104,10 @@ def test_batch_size_changes_the_grouping_and_not_the_samples(counting):
 
 
 def test_a_batch_may_be_larger_than_a_pass(counting):
-    x, _ = Windows(counting(100), 16, batch_size=23, seed=1).batch(2)  # 5 windows a pass
+    x, _ = Windows(counting(100), 16, batch_size=23, seed=1).batch(2)  # 7 windows a pass
     assert x.shape == (23, 16)
-    starts = x[:, 0].tolist()  # samples 46 to 68; passes begin at multiples of 5
-    assert all(len(set(starts[first : first + 5])) == 5 for first in (4, 9, 14))
+    starts = x[:, 0].tolist()  # samples 46 to 68; passes begin at multiples of 7
+    assert all(len(set(starts[first : first + 5])) == 5 for first in (3, 10, 17))
 
 
 def test_seeds_differ(counting):
@@ -100,14 +117,11 @@ def test_seeds_differ(counting):
 
 
 @pytest.mark.parametrize("n", [17, 18, 31, 32, 33])
-def test_texts_barely_long_enough_give_whole_windows(counting, n):
-    starts = Counter()
-    loader = Windows(counting(n), 16, batch_size=2, seed=1)
-    for step in range(100):
-        x, y = loader.batch(step)
-        assert torch.equal(y, x + 1)
-        starts.update(x[:, 0].tolist())
-    assert set(starts) == set(range(n - 16))
+def test_texts_barely_long_enough_begin_at_every_place(counting, n):
+    loader = Windows(counting(n), 16, batch_size=1, seed=1)
+    firsts = [loader.batch(number * loader.per_pass)[0][0].tolist() for number in range(300)]
+    assert all(first == list(range(first[0], first[0] + 16)) for first in firsts)
+    assert {first[0] for first in firsts} == set(range(n - 16))
 
 
 def test_a_text_too_short_is_refused_with_both_numbers(counting):
@@ -116,23 +130,22 @@ def test_a_text_too_short_is_refused_with_both_numbers(counting):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_ranks_share_out_every_window_of_every_pass(counting, ranks):
-    """Each rank reads its rows of every batch: 12 passes over 94 tokens in 17 windows of 5, 17 batches of 12 rows."""
+def test_ranks_share_out_every_token_of_every_pass(counting, ranks):
+    """Each rank reads its rows of every batch: 12 passes over 94 tokens in 19 windows of 5, 19 batches of 12 rows."""
     tokens, size = counting(94), 12 // ranks
     loaders = [Windows(tokens, 5, batch_size=12, seed=1) for _ in range(ranks)]
     rows = [slice(rank * size, (rank + 1) * size) for rank in range(ranks)]
-    parts = [loader.batch(step, own)[0] for step in range(17) for loader, own in zip(loaders, rows, strict=True)]
-    passes = torch.cat(parts).reshape(12, 85)
-    for tokens_of_pass in passes.tolist():
-        assert sorted(tokens_of_pass) == list(range(min(tokens_of_pass), min(tokens_of_pass) + 85))  # each once
-    assert set(passes.flatten().tolist()) == set(range(93))  # what one pass leaves out others read; 93 is a target only
+    parts = [loader.batch(step, own) for step in range(19) for loader, own in zip(loaders, rows, strict=True)]
+    x, y = (torch.cat(part).view(12, 19, 5) for part in zip(*parts, strict=True))
+    for one in zip(x, y, strict=True):
+        assert taken([one]) == [(i, i + 1) for i in range(93)]
 
 
 def test_the_order_is_the_one_that_published_losses_were_measured_in(counting):
     """An offset, then a permutation, drawn by numpy from (seed, pass); 1,000 tokens are 61 windows of 16 and 24."""
-    x, _ = Windows(counting(1000), 16, batch_size=61, seed=5).batch(2)
+    x, _ = Windows(counting(1000), 16, batch_size=63, seed=5).batch(2)
     random = np.random.default_rng((5, 2))
-    assert x[:, 0].tolist() == (random.integers(24) + 16 * random.permutation(61)).tolist()
+    assert x[:61, 0].tolist() == (random.integers(24) + 16 * random.permutation(61)).tolist()
 
 
 def test_batches_open_no_file(counting, monkeypatch):

@@ -124,14 +124,16 @@ def test_a_pass_over_any_data_is_a_permutation_and_a_step_is_a_function_of_its_n
     windows = Windows(tokens, block, batch, seed)
     samples = range(number * windows.per_pass, (number + 1) * windows.per_pass)
     steps = range(samples[0] // batch, samples[-1] // batch + 1)
-    rows = torch.cat([windows.batch(step)[0] for step in steps])  # token i of the file is i
+    rows = torch.stack([torch.cat(part) for part in zip(*map(windows.batch, steps), strict=True)], dim=-1)
     first = samples[0] - steps[0] * batch
-    starts = sorted(rows[first : first + len(samples), 0].tolist())
-    assert np.diff(starts).tolist() == [block] * (windows.per_pass - 1)
-    assert windows.per_pass == max(1, (length - block) // block) and starts[-1] + block < length
-    again = torch.cat([Windows(tokens, block, batch, seed).batch(step)[0] for step in reversed(steps)][::-1])
-    assert torch.equal(rows, again)
-    assert torch.equal(rows, rows[:, :1] + torch.arange(block))
+    own = rows[first : first + len(samples)]  # (windows of the pass, block, input and target); token i of the file is i
+    starts = sorted(own[: windows.whole, 0, 0].tolist())
+    assert np.diff(starts).tolist() == [block] * (windows.whole - 1)
+    assert windows.whole == max(1, (length - block) // block) and starts[-1] + block < length
+    counted = own[own[..., 1] != IGNORED].tolist()
+    assert sorted(counted) == [[i, i + 1] for i in range(length - 1)]
+    again = [Windows(tokens, block, batch, seed).batch(step) for step in reversed(steps)][::-1]
+    assert torch.equal(rows, torch.stack([torch.cat(part) for part in zip(*again, strict=True)], dim=-1))
 
 
 LOGITS = hnp.arrays(
