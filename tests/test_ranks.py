@@ -67,7 +67,8 @@ def test_a_run_goes_on_with_another_number_of_processes(alone, dataset, tmp_path
     flags = ["--dataset", dataset, *TINY, *SAME, "--out_dir", tmp_path / "run"]
     for count, more in ((2, [*flags, "--max_steps", 10, "--decay_steps", 50]),
                         (1, ["--resume", tmp_path / "run", "--max_steps", 20]),
-                        (4, ["--resume", tmp_path / "run", "--max_steps", 50])):  # fmt: skip
+                        (4, ["--resume", tmp_path / "run", "--max_steps", 35]),
+                        (2, ["--resume", tmp_path / "run", "--max_steps", 50])):  # fmt: skip
         status, _, err = torchrun(count, *more)
         assert status == 0, err
     assert rows(tmp_path / "run")[-1]["val_loss"] == pytest.approx(rows(alone)[-1]["val_loss"], abs=1e-5)
