@@ -163,7 +163,8 @@ class Process(Protocol):
 
 def start_here(run: Run) -> subprocess.Popen[bytes]:
     """Train a run on this machine."""
-    with open(run.output, "wb") as output:
+    run.output.unlink(missing_ok=True)  # a link in a stranger's folder is not followed
+    with open(run.output, "xb") as output:
         return subprocess.Popen(
             run.command(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             env={name: value for name, value in os.environ.items() if name not in ALONE},

@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from data.tokenfile import first_line
 from data.tokenizer import Tokenizer
 from model import GPT, ModelConfig
-from runtime.errors import EnvironmentFault, UserError, naming
+from runtime.errors import EnvironmentFault, UserError
+from runtime.files import write_synced
 from runtime.settings import build
 
 FORMAT = 1
@@ -81,14 +82,6 @@ def checksum(meta: dict[str, Any]) -> str:
     """SHA-256 of what a meta says, its own checksum left out."""
     others = {name: value for name, value in meta["sha256"].items() if name != "meta.json"}
     return hashlib.sha256(json.dumps(meta | {"sha256": others}).encode()).hexdigest()
-
-
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with naming(path), open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(path: Path) -> None:

@@ -33,8 +33,9 @@ from data.tokenizer import (
     load_hf,
 )
 from model import GPT, ModelConfig
-from runtime.checkpoint import UNREADABLE, check_header, load_model, sized, write_synced
+from runtime.checkpoint import UNREADABLE, check_header, load_model, sized
 from runtime.errors import EnvironmentFault, UserError
+from runtime.files import write_synced
 from runtime.runs import check_new, write_run
 from runtime.settings import as_dict, build, show
 

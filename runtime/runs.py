@@ -18,8 +18,9 @@ from torch import Tensor
 from data import Dataset, dataset_path, open_dataset
 from data.tokenizer import Tokenizer
 from model import ModelConfig
-from runtime.checkpoint import save_checkpoint, write_synced
+from runtime.checkpoint import save_checkpoint
 from runtime.errors import UserError
+from runtime.files import check_own, write_synced
 from runtime.settings import as_dict, build, to_toml
 
 MAY_CHANGE = {  # on --resume; anything else would make it another run
@@ -262,8 +263,7 @@ class FolderInUse(UserError):
 def hold(folder: Path) -> Any:
     """An open file that keeps other processes from training in the same folder; FolderInUse if one does."""
     path = folder / "lock"
-    if path.is_symlink() or path.exists() and not path.is_file():
-        raise UserError(f"{path} is not the lock of a run: remove it, or choose another folder")
+    check_own(path, "the lock of a run")
     file = open(path, "a")  # noqa: SIM115 - the system lets go of it when the process ends
     try:
         import fcntl
