@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 
 class UserError(Exception):
@@ -70,7 +70,7 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
         if status is None:
             raise
         if isinstance(error, OSError):
-            _drop_output()
+            drop_output(sys.stdout)
         elif status == 2 and os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("LOCAL_RANK", "0") != "0":
             message = None  # one of several processes that all find the same
     if message is not None:
@@ -103,7 +103,8 @@ def judge(error: Exception) -> tuple[int | None, str | None]:
     return None, None
 
 
-def _drop_output() -> None:
-    """Point standard output at nothing, or Python fails once more when it flushes at exit."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def drop_output(*streams: TextIO) -> None:
+    """Point streams at nothing, or Python fails once more when it flushes them at exit."""
+    for stream in streams:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

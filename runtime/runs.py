@@ -19,7 +19,7 @@ from data import Dataset, dataset_path, open_dataset
 from data.tokenizer import Tokenizer
 from model import ModelConfig
 from runtime.checkpoint import save_checkpoint
-from runtime.errors import UserError
+from runtime.errors import UserError, drop_output
 from runtime.files import check_own, write_synced
 from runtime.settings import as_dict, build, to_toml
 
@@ -57,7 +57,7 @@ class TrainConfig:
     eval_interval: int = 250  # steps between evaluations
     eval_tokens: int = 100_000  # validation tokens for them; the last evaluation takes the whole split
     log_interval: int = 10  # steps between lines of the log
-    save_interval: int = 250  # steps between saves; the end, Ctrl-C and SIGTERM save as well
+    save_interval: int = 250  # steps between saves; the end, Ctrl-C, SIGTERM and a closed terminal save as well
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     threads: int | None = None  # of a CPU; unset = one for each core; another number rounds differently
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto = bfloat16 on a GPU that has it
@@ -290,7 +290,7 @@ def python() -> str:
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM, noted so that the step can be finished; Ctrl-C once more ends the process at once.
+    """Ctrl-C, SIGTERM and a closed terminal, noted so that the step can be finished; Ctrl-C once more ends at once.
 
     A scheduler may send SIGTERM twice, to the process and to all of its job, and means it once.
     """
@@ -299,7 +299,11 @@ class StopSignal:
         self.number = 0  # of the signal, once there was one
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._note)
+        if signal.getsignal(hangup := getattr(signal, "SIGHUP", signal.SIGTERM)) == signal.SIG_DFL:  # nohup ignores it
+            signal.signal(hangup, self._note)
 
     def _note(self, number: int, frame: Any) -> None:
         self.number = self.number or number
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if number == getattr(signal, "SIGHUP", None):
+            drop_output(sys.stdout, sys.stderr)  # what is said to a terminal that is gone would fail, before the save

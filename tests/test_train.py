@@ -162,6 +162,17 @@ def test_a_second_signal_ends_at_once():
     assert done.returncode == -signal.SIGINT and done.stdout.split() == ["2"]
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_stops_a_run_and_nohup_does_not(ignored):
+    code = (
+        "import os, signal; from runtime import runs; stop = runs.StopSignal(); os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print('to whom?', flush=True); raise SystemExit(int(stop.number))"
+    )
+    line = [*["nohup"] * ignored, sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == ((0, "to whom?\n") if ignored else (signal.SIGHUP, ""))
+
+
 def test_sigterm_sent_twice_is_meant_once():
     code = (
         "import os, signal; from runtime import runs; stop = runs.StopSignal()\n"
