@@ -159,6 +159,8 @@ def read_tensors(folder: Path, name: str, meta: dict[str, Any]) -> dict[str, tor
 
 def check_header(path: Path) -> None:
     """UserError for a safetensors file of more tensors than any model has, each of which would take time and memory."""
+    if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device fill the memory
+        raise UserError(f"{path} is no file, but a pipe, a device or a folder; use another checkpoint")
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         found = file.read(min(length, MOST_BYTES)).count(b"data_offsets")

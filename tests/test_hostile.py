@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import tarfile
 from pathlib import Path
@@ -159,6 +160,24 @@ def test_no_link_in_a_strangers_run_leads_a_write_out_of_it(dataset, tmp_path, c
     if name == "output.txt":
         sweep.start_here(Run("run", 1, folder, tmp_path / "none.toml", 3, 9)).wait()
     assert mine.read_bytes() == b""
+
+
+def test_a_pipe_and_a_device_are_refused_and_not_read(run, dataset, tmp_path):
+    """To read them never ends."""
+    exported, copied = tmp_path / "hf", tmp_path / "set"
+    write_folder(str(run), exported, "last")
+    shutil.copytree(dataset, copied)
+    readers = {
+        run / "last" / "model.safetensors": lambda: load_model(run),
+        copied / "train.bin": lambda: open_dataset(str(copied)),
+        exported / "config.json": lambda: read_folder(str(exported), tmp_path / "new"),
+    }
+    for path, read in readers.items():
+        for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+            path.unlink()
+            make(path)
+            with pytest.raises((UserError, DataError), match=f"{path.name} is no file"):
+                read()
 
 
 METAS = [
