@@ -19,7 +19,7 @@ from data import Dataset, dataset_path, open_dataset
 from data.tokenizer import Tokenizer
 from model import ModelConfig
 from runtime.checkpoint import save_checkpoint
-from runtime.errors import UserError, drop_output
+from runtime.errors import EnvironmentFault, UserError, drop_output
 from runtime.files import check_own, write_synced
 from runtime.settings import as_dict, build, to_toml
 
@@ -274,6 +274,13 @@ def hold(folder: Path) -> Any:
     except OSError:
         raise FolderInUse(f"another process is training in {folder}: wait for it or choose another --out_dir") from None
     return file
+
+
+def check_held(lock: Any, folder: Path) -> None:
+    """EnvironmentFault if another lock than ours lies in a folder: it was removed, and another run began there."""
+    path = folder / "lock"
+    if path.exists() and not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+        raise EnvironmentFault(f"{folder} was removed and is now another run's: nothing is saved over that one")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -153,6 +153,19 @@ def test_a_crash_in_the_last_evaluation_loses_no_step(go, tmp_path, monkeypatch)
     assert json.loads(content(tmp_path / "run", "last", "meta.json"))["step"] == 5
 
 
+def test_a_run_whose_folder_is_now_anothers_saves_nothing_there(go, tmp_path, monkeypatch):
+    def replaced(*args):
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "lock").touch()
+        return 1e-3
+
+    monkeypatch.setattr(train, "learning_rate", replaced)
+    with pytest.raises(EnvironmentFault, match="run was removed and is now another run's"):
+        go("run", "--max_steps", "1")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
+
+
 def test_a_second_signal_ends_at_once():
     code = (
         "import os, signal; from runtime import runs; stop = runs.StopSignal(); os.kill(os.getpid(), signal.SIGINT)\n"
