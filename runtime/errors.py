@@ -57,6 +57,9 @@ def naming(path: Path) -> Iterator[None]:
 
 def run(main: Callable[[list[str]], int | None]) -> NoReturn:
     """Call main with the command line and exit with its status, or with 2, 1 or 130 and one sentence."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by who started us, as with >&-
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the end
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # a stream that a test or a notebook put there
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]  # TextIO declares none
