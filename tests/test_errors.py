@@ -39,7 +39,7 @@ def test_a_command_gets_its_line_and_its_status_is_the_exit_status(capsys, monke
 def test_closed_streams_are_no_fault_of_ours():
     code = 'import sys; from runtime.errors import run; run(lambda _: print(sys.stdin.read(), sys.stdout.isatty()))'
     line = f'exec {sys.executable} -c "{code}" <&- >&-'
-    done = subprocess.run(line, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
