@@ -247,7 +247,8 @@ class Sweep:
             left = f", {clock_time(self.seconds_left([]))} left" if self.trained else ""
             self._say(f"{run.name}, seed {run.seed}: {loss:.4f} after {seconds:.0f} s ({self.done}/{self.total}{left})")
             return
-        lines = run.output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        there = run.output.is_file()  # or its folder was removed
+        lines = run.output.read_text(encoding="utf-8", errors="replace").strip().splitlines() if there else []
         error = plain(lines[-1]) if lines else f"ended with status {status} and not a word"
         if status < 0:
             error = f"ended by signal {-status}" + ", perhaps for want of memory" * (status == -signal.SIGKILL)
