@@ -292,12 +292,13 @@ def replacing(folder: Path) -> Iterator[Path]:
             stack.enter_context(held(Path(aside.name)))
         new.mkdir()
         yield new
-        try:
-            if folder.exists():
-                os.replace(folder, old)
-            os.replace(new, folder)
-        finally:
-            put_back(old, folder)
+        with held(folder.parent, wait=True):  # two that end at once take their turns
+            try:
+                if folder.exists():
+                    os.replace(folder, old)
+                os.replace(new, folder)
+            finally:
+                put_back(old, folder)
         if old.exists():
             print(errors.plain(f"{folder} takes the place of what was prepared there before"))
 
@@ -323,7 +324,7 @@ def held(folder: Path, wait: bool = False) -> Iterator[bool]:
 def clear_leftovers(folder: Path) -> None:
     """Remove what runs that were killed left beside a data set, and put back what one had just moved away."""
     for aside in folder.parent.glob(f".{glob.escape(folder.name)}.{'?' * 8}{ASIDE}"):
-        with held(aside) as dead:
+        with contextlib.suppress(FileNotFoundError), held(aside) as dead:  # another may be clearing its own away
             if dead:
                 put_back(aside / "old", folder)
                 shutil.rmtree(aside)

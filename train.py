@@ -37,6 +37,7 @@ from runtime.runs import (
     StopSignal,
     TrainConfig,
     check_data,
+    check_held,
     continued,
     hold,
     new_folder,
@@ -172,6 +173,7 @@ def main(argv: list[str]) -> int:
             saved = step
         if not ranks.first:
             return
+        check_held(lock, out_dir)
         with log.pause(), optimizer.averaged():
             state = {
                 "step": step,

@@ -80,7 +80,8 @@ def train(folder: Path, file: Path, *flags: str) -> None:
     """Train a run to its end, or go on with it."""
     begun = has_saved(folder)
     words = ["--resume", str(folder)] if begun else [str(file), "--out_dir", str(folder), "--overwrite", *flags]
-    with open(folder.with_suffix(".txt"), "w", encoding="utf-8") as output:
+    folder.with_suffix(".txt").unlink(missing_ok=True)  # a link in a stranger's folder is not followed
+    with open(folder.with_suffix(".txt"), "x", encoding="utf-8") as output:
         command = [sys.executable, str(TRAIN), *words]
         # In a session of its own it hears of a Ctrl-C from us alone, and has the time to save.
         with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,

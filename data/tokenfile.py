@@ -95,6 +95,8 @@ class TokenFile:
     def __init__(self, path: str | Path, counted: str | Path | None = None):
         self.path, self._lock = Path(path), threading.Lock()
         self.counted = TokenFile(counted) if counted else None
+        if self.path.exists() and not self.path.is_file():  # a pipe would keep us waiting
+            raise DataError(f"{self.path} is no file, but a pipe, a device or a folder: prepare the data set again")
         try:
             self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - open as long as the object
         except FileNotFoundError:

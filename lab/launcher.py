@@ -56,6 +56,7 @@ class Cluster:
         """Submit a run; EnvironmentFault says why if it was refused."""
         self.count += 1
         status_file = self.folder / f"{self.count}.status"
+        run.output.unlink(missing_ok=True)  # a link in a stranger's folder is not followed
         command, output, left_out = run.command(), os.path.abspath(run.output), ALONE
 
         def train() -> None:

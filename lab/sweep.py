@@ -163,7 +163,8 @@ class Process(Protocol):
 
 def start_here(run: Run) -> subprocess.Popen[bytes]:
     """Train a run on this machine."""
-    with open(run.output, "wb") as output:
+    run.output.unlink(missing_ok=True)  # a link in a stranger's folder is not followed
+    with open(run.output, "xb") as output:
         return subprocess.Popen(
             run.command(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             env={name: value for name, value in os.environ.items() if name not in ALONE},
@@ -246,7 +247,8 @@ class Sweep:
             left = f", {clock_time(self.seconds_left([]))} left" if self.trained else ""
             self._say(f"{run.name}, seed {run.seed}: {loss:.4f} after {seconds:.0f} s ({self.done}/{self.total}{left})")
             return
-        lines = run.output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        there = run.output.is_file()  # or its folder was removed
+        lines = run.output.read_text(encoding="utf-8", errors="replace").strip().splitlines() if there else []
         error = plain(lines[-1]) if lines else f"ended with status {status} and not a word"
         if status < 0:
             error = f"ended by signal {-status}" + ", perhaps for want of memory" * (status == -signal.SIGKILL)

@@ -21,7 +21,8 @@ from safetensors import SafetensorError
 from data.tokenfile import first_line
 from data.tokenizer import Tokenizer
 from model import GPT, ModelConfig
-from runtime.errors import EnvironmentFault, UserError, naming
+from runtime.errors import EnvironmentFault, UserError
+from runtime.files import write_synced
 from runtime.settings import build
 
 FORMAT = 1
@@ -83,14 +84,6 @@ def checksum(meta: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(meta | {"sha256": others}).encode()).hexdigest()
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with naming(path), open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _sync_folder(path: Path) -> None:
     if os.name == "posix":  # Windows cannot open a folder
         descriptor = os.open(path, os.O_RDONLY)
@@ -110,6 +103,8 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Path:
                 return folder
     if (run / "meta.json").is_file():
         raise UserError(f"{run} is a checkpoint: give the folder of its run, {run.resolve().parent}")
+    if (run / "best" / "meta.json").is_file():
+        raise UserError(f"{run} has lost last/meta.json and has its best checkpoint: begin with it, --init_from {run}")
     why = "the run stopped before its first save: begin it anew with train.py --overwrite"
     raise UserError(
         f"{run} holds no checkpoint (no {which}/meta.json): "
@@ -166,6 +161,8 @@ def read_tensors(folder: Path, name: str, meta: dict[str, Any]) -> dict[str, tor
 
 def check_header(path: Path) -> None:
     """UserError for a safetensors file of more tensors than any model has, each of which would take time and memory."""
+    if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device fill the memory
+        raise UserError(f"{path} is no file, but a pipe, a device or a folder; use another checkpoint")
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         found = file.read(min(length, MOST_BYTES)).count(b"data_offsets")

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 
 class UserError(Exception):
@@ -57,6 +57,9 @@ def naming(path: Path) -> Iterator[None]:
 
 def run(main: Callable[[list[str]], int | None]) -> NoReturn:
     """Call main with the command line and exit with its status, or with 2, 1 or 130 and one sentence."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by who started us, as with >&-
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the end
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # a stream that a test or a notebook put there
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]  # TextIO declares none
@@ -70,7 +73,7 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
         if status is None:
             raise
         if isinstance(error, OSError):
-            _drop_output()
+            drop_output(sys.stdout)
         elif status == 2 and os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("LOCAL_RANK", "0") != "0":
             message = None  # one of several processes that all find the same
     if message is not None:
@@ -103,7 +106,8 @@ def judge(error: Exception) -> tuple[int | None, str | None]:
     return None, None
 
 
-def _drop_output() -> None:
-    """Point standard output at nothing, or Python fails once more when it flushes at exit."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def drop_output(*streams: TextIO) -> None:
+    """Point streams at nothing, or Python fails once more when it flushes them at exit."""
+    for stream in streams:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -33,8 +33,9 @@ from data.tokenizer import (
     load_hf,
 )
 from model import GPT, ModelConfig
-from runtime.checkpoint import UNREADABLE, check_header, load_model, sized, write_synced
+from runtime.checkpoint import UNREADABLE, check_header, load_model, sized
 from runtime.errors import EnvironmentFault, UserError
+from runtime.files import write_synced
 from runtime.runs import check_new, write_run
 from runtime.settings import as_dict, build, show
 
@@ -270,6 +271,8 @@ def fetched(name: str) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; UserError if there is none."""
+    if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device fill the memory
+        raise UserError(f"{path} is no file, but a pipe, a device or a folder; name another folder")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
 from runtime.errors import UserError, naming, plain
+from runtime.files import check_own, write_synced
 
 KEYS = ("step", "tokens", "train_loss", "val_loss", "val_bits_per_byte", "val_tokens", "val_gap", "val_accuracy", "lr",
         "tokens_per_s", "elapsed")  # fmt: skip
@@ -51,6 +52,8 @@ class Logbook:
         self.path = Path(out_dir) / "metrics.jsonl" if not silent else Path(os.devnull)
         self.start_step, self.step, self.max_steps = start_step, start_step, max_steps
         self.tokens_per_step = tokens_per_step
+        if not silent:
+            check_own(self.path, "the log of a run")
         earlier = _keep_rows(self.path, start_step) if start_step > 0 and not silent else 0.0
         self._file = open(self.path, "a" if start_step > 0 else "w", encoding="utf-8", newline="")  # noqa: SIM115 - until close
         self._paused_at: float | None = None
@@ -236,9 +239,6 @@ def _keep_rows(path: Path, last_step: int) -> float:
             elapsed = then
     if b"".join(kept) != content:
         aside = path.with_name(path.name + ".tmp")
-        with naming(path), open(aside, "wb") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(aside, b"".join(kept))
         os.replace(aside, path)
     return elapsed

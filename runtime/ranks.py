@@ -120,4 +120,4 @@ def _place(number: str, count: str) -> tuple[int, int]:
 
 def _first_line(error: Exception) -> str:
     """What went wrong, without where in its library's source: gloo begins with that in brackets."""
-    return re.sub(r"^\[[^]]*\]:? *", "", str(error).strip().split("\n")[0]).split(". This may")[0]
+    return re.sub(r"^\[[^]]*\]:? *", "", str(error).strip().split("\n")[0]).split(". This ")[0]

@@ -18,8 +18,9 @@ from torch import Tensor
 from data import Dataset, dataset_path, open_dataset
 from data.tokenizer import Tokenizer
 from model import ModelConfig
-from runtime.checkpoint import save_checkpoint, write_synced
-from runtime.errors import UserError
+from runtime.checkpoint import save_checkpoint
+from runtime.errors import EnvironmentFault, UserError, drop_output
+from runtime.files import check_own, write_synced
 from runtime.settings import as_dict, build, to_toml
 
 MAY_CHANGE = {  # on --resume; anything else would make it another run
@@ -56,7 +57,7 @@ class TrainConfig:
     eval_interval: int = 250  # steps between evaluations
     eval_tokens: int = 100_000  # validation tokens for them; the last evaluation takes the whole split
     log_interval: int = 10  # steps between lines of the log
-    save_interval: int = 250  # steps between saves; the end, Ctrl-C and SIGTERM save as well
+    save_interval: int = 250  # steps between saves; the end, Ctrl-C, SIGTERM and a closed terminal save as well
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     threads: int | None = None  # of a CPU; unset = one for each core; another number rounds differently
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto = bfloat16 on a GPU that has it
@@ -262,8 +263,7 @@ class FolderInUse(UserError):
 def hold(folder: Path) -> Any:
     """An open file that keeps other processes from training in the same folder; FolderInUse if one does."""
     path = folder / "lock"
-    if path.is_symlink() or path.exists() and not path.is_file():
-        raise UserError(f"{path} is not the lock of a run: remove it, or choose another folder")
+    check_own(path, "the lock of a run")
     file = open(path, "a")  # noqa: SIM115 - the system lets go of it when the process ends
     try:
         import fcntl
@@ -274,6 +274,13 @@ def hold(folder: Path) -> Any:
     except OSError:
         raise FolderInUse(f"another process is training in {folder}: wait for it or choose another --out_dir") from None
     return file
+
+
+def check_held(lock: Any, folder: Path) -> None:
+    """EnvironmentFault if another lock than ours lies in a folder: it was removed, and another run began there."""
+    path = folder / "lock"
+    if path.exists() and not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+        raise EnvironmentFault(f"{folder} was removed and is now another run's: nothing is saved over that one")
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -290,7 +297,7 @@ def python() -> str:
 
 
 class StopSignal:
-    """Ctrl-C and SIGTERM, noted so that the step can be finished; Ctrl-C once more ends the process at once.
+    """Ctrl-C, SIGTERM and a closed terminal, noted so that the step can be finished; Ctrl-C once more ends at once.
 
     A scheduler may send SIGTERM twice, to the process and to all of its job, and means it once.
     """
@@ -299,7 +306,11 @@ class StopSignal:
         self.number = 0  # of the signal, once there was one
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._note)
+        if signal.getsignal(hangup := getattr(signal, "SIGHUP", signal.SIGTERM)) == signal.SIG_DFL:  # nohup ignores it
+            signal.signal(hangup, self._note)
 
     def _note(self, number: int, frame: Any) -> None:
         self.number = self.number or number
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if number == getattr(signal, "SIGHUP", None):
+            drop_output(sys.stdout, sys.stderr)  # what is said to a terminal that is gone would fail, before the save

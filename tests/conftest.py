@@ -29,7 +29,7 @@ def dataset(tmp_path_factory):
 @pytest.fixture
 def handlers_come_back():
     """A command that catches Ctrl-C and SIGTERM leaves no trace in the tests after it."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

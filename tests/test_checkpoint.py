@@ -29,6 +29,14 @@ def value_of(folder):
     return meta["step"]
 
 
+def test_who_has_lost_the_last_checkpoint_is_not_told_to_remove_the_best(tmp_path):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "meta.json").touch()
+    (tmp_path / "settings.toml").touch()
+    with pytest.raises(UserError, match="has its best checkpoint: begin with it, --init_from"):
+        find_checkpoint(tmp_path)
+
+
 def test_a_save_is_read_back_and_leaves_nothing_beside_it(tmp_path):
     save(tmp_path / "last", 1)
     save(tmp_path / "last", 2)

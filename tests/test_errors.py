@@ -36,6 +36,13 @@ def test_a_command_gets_its_line_and_its_status_is_the_exit_status(capsys, monke
     assert ending(capsys, monkeypatch, lambda argv: None)[0] in (0, None)
 
 
+def test_closed_streams_are_no_fault_of_ours():
+    code = 'import sys; from runtime.errors import run; run(lambda _: print(sys.stdin.read(), sys.stdout.isatty()))'
+    line = f'exec {sys.executable} -c "{code}" <&- >&-'
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("kind", [UserError, DataError])
 def test_a_users_mistake_is_one_sentence_and_status_2(capsys, monkeypatch, kind):
     assert ending(capsys, monkeypatch, raising(kind("n_head is 0"))) == (2, "train.py: n_head is 0\n")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import tarfile
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import safetensors.torch
 import torch
 
+import train
 from data import DataError, open_dataset, sources
 from data.tokenfile import HEADER, MAGIC, TokenFile
 from data.tokenizer import ByteTokenizer, Tokenizer
+from lab import sweep
 from lab.stats import evaluations
 from lab.sweep import Run
 from model import GPT, ModelConfig
@@ -140,6 +143,41 @@ def test_a_stranger_s_config_json_takes_no_memory_either(run, tmp_path):
         path.write_text(text)
         with pytest.raises(UserError, match="config.json"):
             read_folder(str(tmp_path / "hf"), tmp_path / "new")
+
+
+@pytest.mark.usefixtures("handlers_come_back")
+@pytest.mark.parametrize("name", ["settings.toml.tmp", "metrics.jsonl", "metrics.jsonl.tmp", "output.txt"])
+def test_no_link_in_a_strangers_run_leads_a_write_out_of_it(dataset, tmp_path, command, name):
+    """A .bashrc, for one, would then hold settings that the run's author chose, and the shell would run them."""
+    folder, mine = tmp_path / "run", tmp_path / "mine"
+    model = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 16, "--threads", 1, "--eval_tokens", 99]
+    assert command(train, "--dataset", dataset, "--max_steps", 2, "--out_dir", folder, *model)[0] == 0
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(mine)
+    mine.touch()
+    status, _, err = command(train, "--resume", folder, "--max_steps", 3)
+    assert (status, "not the log of a run" in err) == ((2, True) if name == "metrics.jsonl" else (0, False))
+    if name == "output.txt":
+        sweep.start_here(Run("run", 1, folder, tmp_path / "none.toml", 3, 9)).wait()
+    assert mine.read_bytes() == b""
+
+
+def test_a_pipe_and_a_device_are_refused_and_not_read(run, dataset, tmp_path):
+    """To read them never ends."""
+    exported, copied = tmp_path / "hf", tmp_path / "set"
+    write_folder(str(run), exported, "last")
+    shutil.copytree(dataset, copied)
+    readers = {
+        run / "last" / "model.safetensors": lambda: load_model(run),
+        copied / "train.bin": lambda: open_dataset(str(copied)),
+        exported / "config.json": lambda: read_folder(str(exported), tmp_path / "new"),
+    }
+    for path, read in readers.items():
+        for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+            path.unlink()
+            make(path)
+            with pytest.raises((UserError, DataError), match=f"{path.name} is no file"):
+                read()
 
 
 METAS = [

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,18 @@ def test_a_stop_reaches_every_job_and_none_is_left(tmp_path, begun_here):
         sweep_of(begun, stop).train([run])
     assert stop.number == signal.SIGINT and run.output.read_text().split() == ["training", "saved"]
     assert not begun_here()
+
+
+def test_a_run_whose_folder_was_removed_costs_nobody_else_theirs(tmp_path):
+    def start(run):
+        process = start_here(run)
+        if run.seed == 2:
+            shutil.rmtree(run.folder)
+        return process
+
+    sweep = sweep_of(start, StopSignal())
+    sweep.train(runs := scripts(tmp_path, 2, 1))
+    assert runs[1].finished() and "not a word" in sweep.failures[0]["error"]
 
 
 def test_a_job_that_ends_without_a_word_is_a_failure_that_says_where_to_look(tmp_path, begun_here):

@@ -153,6 +153,19 @@ def test_a_crash_in_the_last_evaluation_loses_no_step(go, tmp_path, monkeypatch)
     assert json.loads(content(tmp_path / "run", "last", "meta.json"))["step"] == 5
 
 
+def test_a_run_whose_folder_is_now_anothers_saves_nothing_there(go, tmp_path, monkeypatch):
+    def replaced(*args):
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "lock").touch()
+        return 1e-3
+
+    monkeypatch.setattr(train, "learning_rate", replaced)
+    with pytest.raises(EnvironmentFault, match="run was removed and is now another run's"):
+        go("run", "--max_steps", "1")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
+
+
 def test_a_second_signal_ends_at_once():
     code = (
         "import os, signal; from runtime import runs; stop = runs.StopSignal(); os.kill(os.getpid(), signal.SIGINT)\n"
@@ -160,6 +173,17 @@ def test_a_second_signal_ends_at_once():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == -signal.SIGINT and done.stdout.split() == ["2"]
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_stops_a_run_and_nohup_does_not(ignored):
+    code = (
+        "import os, signal; from runtime import runs; stop = runs.StopSignal(); os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print('to whom?', flush=True); raise SystemExit(int(stop.number))"
+    )
+    line = [*["nohup"] * ignored, sys.executable, "-c", code]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == ((0, "to whom?\n") if ignored else (signal.SIGHUP, ""))
 
 
 def test_sigterm_sent_twice_is_meant_once():

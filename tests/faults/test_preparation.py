@@ -1,11 +1,14 @@
 """prepare.py killed at every moment, on a full and on a read-only disk: never half a data set, no former one lost."""
 
+import concurrent.futures
 import contextlib
 import os
 import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -109,6 +112,23 @@ def test_what_another_process_is_preparing_is_not_cleared_away(tmp_path, split_o
         assert split_off(0, tmp_path / "set", "--files", tmp_path / "a.txt") == 0
         assert new.is_dir()
         open_dataset(str(tmp_path / "set")).verify()
+
+
+def test_preparations_that_end_at_once_take_their_turns(tmp_path, monkeypatch):
+    def slowly(old, new, replace=os.replace):
+        time.sleep(0.02)
+        replace(old, new)
+
+    def one(number):
+        with prepare.replacing(tmp_path / "set") as new:
+            (new / "meta.json").write_text(str(number))
+            ready.wait()
+
+    monkeypatch.setattr(os, "replace", slowly)
+    ready = threading.Barrier(4)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(4)))
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
 def test_a_command_killed_by_the_clock_can_be_called_again(tmp_path):
