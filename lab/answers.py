@@ -6,6 +6,7 @@ from typing import Any
 from lab.charts import Design, Results, head_counts, others, speed_of, trained
 
 SAME = 1.1  # speeds within this ratio are called about the same
+UNEVEN = 2.0  # rounds of one design that differ by more tell what else the machine did
 
 
 def p_text(p: float) -> str:
@@ -70,6 +71,15 @@ def growing(design: Design) -> str | None:
     return text + ("; at the end the band holds 0, so this may be chance." if within else ".")
 
 
+def uneven(results: Results) -> str | None:
+    """Why speeds cannot be compared, if the rounds of a design differ too much for that."""
+    designs = speed_of(results).values()
+    rates = [d["training"]["tokens_per_s"] for d in designs]
+    rates += [max(d["decode"], key=lambda c: c["batch"] * c["context"])["tokens_per_s"] for d in designs if d["decode"]]
+    most = max((rate["high"] / rate["low"] for rate in rates), default=1.0)
+    return f"rounds of one design differ by up to {most:.1f} times: something else ran" if most > UNEVEN else None
+
+
 def decode_gain(results: Results, design: Design, reference: Design) -> tuple[float | None, str]:
     """How many times as fast the design decodes as the reference at the largest size measured, and this in words."""
     cells, full = ({(c["batch"], c["context"]): c for c in speed_of(results).get(d["name"], {"decode": []})["decode"]}
@@ -77,6 +87,8 @@ def decode_gain(results: Results, design: Design, reference: Design) -> tuple[fl
     ratios = {k: cells[k]["tokens_per_s"]["median"] / full[k]["tokens_per_s"]["median"] for k in cells if k in full}
     if not ratios:
         return None, "decoding speed was not measured"
+    if busy := uneven(results):
+        return None, f"decoding speed cannot be told ({busy})"
     batch, context = largest = max(ratios, key=lambda k: (k[0] * k[1], k))
     rate, other = (f"{c[largest]['tokens_per_s']['median']:,.0f}" for c in (cells, full))
     text = f"at batch {batch} and context {context:,} it decodes {ratios[largest]:.2f} times as fast as "
@@ -100,6 +112,8 @@ def same_compute(results: Results, family: list[Design]) -> str:
               for d in family if d["name"] in speed_of(results)}  # fmt: skip
     if len(speeds) < 2:
         return text + "The time was not measured."
+    if busy := uneven(results):
+        return f"{text}In time it cannot be told: {busy}."
     fast, slow = max(speeds, key=speeds.__getitem__), min(speeds, key=speeds.__getitem__)
     ratio = speeds[fast] / speeds[slow]
     text += "In time it holds as well: " if ratio < SAME else "In time it does not hold: "
@@ -112,7 +126,7 @@ def several_heads(results: Results, family: list[Design]) -> str:
     base, best, most = results["baseline"], min(family, key=lambda d: d["loss"]["mean"]), family[-1]
     losses = [f"{d['loss']['mean']:.4f} with {plural(d['n_head'], 'head')} ({d['name']})" for d in family]
     more = ""
-    if best["n_head"] != most["n_head"]:
+    if best["n_head"] != most["n_head"] and best["loss"]["sd"] is not None:  # one seed says nothing of this
         gap = most["loss"]["mean"] - best["loss"]["mean"]
         more = f" More heads are not always better: {most['name']} ends {gap:.4f} above {best['name']}"
         known = verdict(most, base) if best["name"] == base else ""

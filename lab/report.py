@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lab import charts
-from lab.answers import claims, finding, growing, join, p_text, plural, span, verdict
+from lab.answers import claims, finding, growing, join, p_text, plural, span, uneven, verdict
 from lab.charts import Design, Panels, Results, head_counts, speed_of
 from lab.page import CHARTS, SORTING, Cell, Rows, data_script, escape, page, table
 from runtime.errors import plain
@@ -134,6 +134,8 @@ def speed_blocks(results: Results) -> list[Block]:
         "from the processor's own cache. Speed depends on shapes alone, so contexts beyond the trained one are "
         "measured too."
     )
+    if busy := uneven(results):
+        told = f"Do not compare these speeds: {busy}. The same command on an idle machine measures them again. {told}"
     return [
         ("heading", "Speed"), ("text", told), ("picture", "decode"), ("text", f"* {speed['decode_gain']}"),
         ("table", list(grid.values())), ("picture", "training"), ("table", training),
@@ -389,3 +391,5 @@ def show(results: Results, console: Console) -> None:
         for row in rows:
             table.add_row(*(say(c if isinstance(c, str) else c[0]) for c in (row[key] for key in keys)))
         console.print(table)
+    if busy := uneven(results):
+        console.print(say(f"\nDo not compare the speeds: {busy}."))

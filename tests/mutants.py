@@ -262,6 +262,7 @@ MUTANTS = [
     ("a comparison takes all cores", "lab/plans.py", "min(4, cores)", "cores", COMPARE),
     ("jobs forget a folder's threads", "lab/plans.py", "min(most, cores // threads)", "most", COMPARE),
     ("speed is measured on one job's threads", "compare.py", "min(jobs, torch.get_num_threads() // run.threads)", "1", COMPARE),
+    ("speeds are compared whatever the machine did", "lab/answers.py", "if most > UNEVEN else None", "if False else None", REPORT),
     ("parameters are matched to a tenth", "lab/plans.py", "abs(total / target - 1) > 0.005", "abs(total / target - 1) > 1", COMPARE),
     ("rates are chosen on a reported seed", "compare.py", "RATE_SEED = 0", "RATE_SEED = 1", COMPARE),
     ("fillers of recall are any values", "data/probes.py", "np.take_along_axis(values, random.integers(0, pairs, (count, length)), axis=1)",

@@ -175,6 +175,21 @@ def test_compute_is_equal_by_count_and_time_is_judged_by_what_was_measured(tmp_p
     assert "The time was not measured." in without
 
 
+@pytest.mark.parametrize("part", ["training", "decode"])
+def test_speeds_of_a_machine_that_did_something_else_are_not_compared(tmp_path, part):
+    results = make_results(tmp_path)
+    speed = results["speed"]["designs"]["mqa"][part]
+    rate = (speed[-1] if part == "decode" else speed)["tokens_per_s"]
+    rate["low"], rate["high"] = rate["median"] / 2, 1.1 * rate["median"]
+    why = "rounds of one design differ by up to 2.2 times: something else ran"
+    assert f"Do not compare these speeds: {why}. The same command" in text_of(results)
+    assert f"In time it cannot be told: {why}." in answer(results, "the same compute")
+    assert f"decoding speed cannot be told ({why})" in answer(results, "little quality")
+    console = Console(file=io.StringIO(), width=120)
+    report.show(results, console)
+    assert f"Do not compare the speeds: {why}." in console.file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("baseline", "found", "said"),
     [
@@ -198,6 +213,7 @@ def test_one_head_against_several_follows_the_verdict(tmp_path, baseline, found,
 
 def test_more_heads_are_called_better_only_where_they_are(tmp_path):
     assert "More heads are not always better: mha-16 ends 0.01" in answer(make_results(tmp_path), "several relations")
+    assert "not always better" not in answer(make_results(tmp_path, seeds=(1,)), "several relations")
     rising = {name: (n, kv, -0.01 * n) for name, (n, kv, _) in FIVE.items()}
     assert "not always better" not in answer(make_results(tmp_path, rising), "several relations")
 
