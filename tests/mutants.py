@@ -62,6 +62,7 @@ HUGGINGFACE = ["tests/test_huggingface.py"]
 REGROUP = ["tests/test_regroup.py"]
 UPTRAIN = ["tests/test_uptrain.py"]
 SAMPLE = ["tests/test_sample.py"]
+PREPARE = ["tests/test_prepare.py"]
 PREPARATION = ["tests/faults/test_preparation.py"]
 SOURCES = ["tests/test_sources.py"]
 
@@ -328,6 +329,48 @@ MUTANTS = [
     ("a terminal obeys what a model says", "sample.py", "    if sys.stdout.isatty():\n", "    if False:\n", SAMPLE),
     ("names move the cursor", "runtime/errors.py", "return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)", "return text", LOGBOOK),
     ("a page obeys what it shows", "lab/page.py", "return html.escape(plain(text))", "return plain(text)", REPORT),
+    ("a job begins its run anew", "lab/sweep.py", "        if has_saved(self.folder):\n            return [sys", "        if False:\n            return [sys", LAUNCHER),
+    ("a job that ended without a word was well", "lab/launcher.py", "self.status_file.exists() else 1", "self.status_file.exists() else 0", LAUNCHER),
+    ("a job is killed where it should be told to save", "lab/launcher.py", "os.kill(int(self.job.job_id), signal.SIGTERM)", "os.kill(int(self.job.job_id), signal.SIGKILL)", LAUNCHER),
+    ("jobs may lie behind a link", "lab/launcher.py", "folder.lstat()", "folder.stat()", LAUNCHER),
+    ("a job's pickle is read", "lab/launcher.py", "            self.returncode = int(self.status_file", "            self.job.exception()\n            self.returncode = int(self.status_file", LAUNCHER),
+    ("a text is read whole", "data/sources.py", "block = file.read(PIECE)", "block = file.read()", PREPARE),
+    ("rows are read whole", "data/sources.py", "enumerate(lines, start=1)", "enumerate(lines.readlines(), start=1)", PREPARE),
+    ("Parquet is read whole", "data/sources.py", "iter_batches(batch_size=64", "iter_batches(batch_size=10**6", PREPARE),
+    ("Parquet is read by row groups", "data/sources.py", "pre_buffer=False, buffer_size=PIECE", "pre_buffer=True", PREPARE),
+    ("a long row is one piece", "data/sources.py", "        yield text[start : start + PIECE]", "        yield text\n        return", PREPARE),
+    ("ids wait in memory for their file", "data/tokenfile.py", 'open(self._aside, "wb")', 'open(self._aside, "wb", buffering=1 << 26)', PREPARE),
+    ("a data set is deleted before the new one is there", "prepare.py", "                os.replace(folder, old)", "                shutil.rmtree(folder)", PREPARATION),
+    ("a full disk does not say for which meta.json", "prepare.py", "with errors.naming(path), open(path", "with open(path", PREPARATION),
+    ("a pass draws with replacement", "data/loader.py", "            random.shuffle(order)\n", "            order[:] = random.integers(self.per_pass, size=self.per_pass)\n", LOADER),
+    ("what was read is kept", "data/tokenfile.py", "        return np.frombuffer(parts[0] if", "        self.__dict__.setdefault('kept', []).extend(parts)\n        return np.frombuffer(parts[0] if", LOADER),
+    ("a checksum is taken of the whole file at once", "data/tokenfile.py", "def sha256(self, chunk: int = 1 << 20)", "def sha256(self, chunk: int = 1 << 40)", TOKENFILE),
+    ("the largest id is looked for in the whole file at once", "data/tokenfile.py", "def max_id(self, chunk: int = 1 << 20)", "def max_id(self, chunk: int = 1 << 40)", TOKENFILE),
+    ("each rank has an order of its own", "train.py", "config.batch_size, config.seed)", "config.batch_size, config.seed + ranks.rank)", RANKS),
+    ("a hub data set is downloaded whole", "data/sources.py", "rows = builder.as_streaming_dataset(split=split)", "builder.download_and_prepare()\n        rows = builder.as_dataset(split=split)", SOURCES),
+    ("the end of a command waits for the hub", "data/sources.py", "target=ask, daemon=True", "target=ask, daemon=False", SOURCES),
+    ("a wrong name is taken for no network", "data/sources.py", "if isinstance(error, huggingface_hub.errors.RepositoryNotFoundError):", "if False:", SOURCES),
+    ("the best loss is forgotten by a resumed run", "train.py", 'meta["step"], meta["best_loss"] or math.inf', 'meta["step"], math.inf', TRAIN),
+    ("the renames of a save are not synced", "runtime/checkpoint.py", "    _sync_folder(folder.parent)\n", "", CHECKPOINT),
+    ("the log is shortened in place", "runtime/logbook.py", '        aside = path.with_name(path.name + ".tmp")\n', "        aside = path\n", LOGBOOK),
+    ("the log goes by the clock on the wall", "runtime/logbook.py", "self._zero = time.perf_counter() - earlier", "self._zero, time.perf_counter = time.time() - earlier, time.time", ["tests/faults/test_mishaps.py"]),
+    ("two runs may hold one folder", "runtime/runs.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", ["tests/faults/test_kill.py"]),
+    ("two comparisons may hold one folder", "compare.py", "    lock = hold(out_dir)\n", "    lock = hold(out_dir)\n    lock.close()\n", COMPARE),
+    ("wandb may take its time to begin", "runtime/logbook.py", "init_timeout=limit, ", "", LOGBOOK),
+    ("an error of wandb's own ends the run", "runtime/logbook.py", "                call(self._wandb)\n        except Exception", "                call(self._wandb)\n        except OSError", LOGBOOK),
+    ("a batch that numpy cannot hold is a fault of ours", "runtime/errors.py", "isinstance(error, (MemoryError, torch_oom))", "isinstance(error, torch_oom)", ["tests/test_errors.py"]),
+    ("a save does not look at the losses before it", "train.py", "        if unseen:\n            look()\n        if name", "        if name", TRAIN),
+    ("token files are not compared with what was prepared", "train.py", "    dataset.verify()\n", "", TRAIN),
+    ("weights may be a pickle", "runtime/checkpoint.py", "return safetensors.torch.load(content)", "return safetensors.torch.load(content) if content[:2] != b'PK' else torch.serialization.load(path)", ["tests/test_structure.py"]),
+    ("a header is read as long as it says", "runtime/checkpoint.py", "file.read(min(length, MOST_BYTES))", "file.read(length)", HOSTILE),
+    ("tables of any length are made", "runtime/checkpoint.py", "if tables > TABLES +", "if False and tables > TABLES +", HOSTILE),
+    ("more targets than tokens", "data/__init__.py", "not 1 <= targets <= tokens", "targets < 1", HOSTILE),
+    ("settings of any length are read", "runtime/settings.py", "MOST_BYTES = 2**20", "MOST_BYTES = 2**30", HOSTILE),
+    ("dropout goes by a rank's own count", "train.py", "zip(micro_batches, inputs.split", "zip(range(len(micro_batches)), inputs.split", RANKS),
+    ("every gradient is a message of its own", "runtime/ranks.py", "            self._told(dist.all_reduce, together)", "            for one in together.split([t.numel() for t in tensors]):\n                self._told(dist.all_reduce, one)", RANKS),
+    ("all ranks print", "train.py", "silent=not ranks.first", "silent=False", RANKS),
+    ("all ranks save", "train.py", "        if not ranks.first:\n            return\n", "", RANKS),
+    ("what one rank cannot share is not refused", "runtime/ranks.py", "        if batch_size % self.count:\n", "        if False:\n", RANKS),
     ("regrouped runs keep their old keys", "runtime/regrouping.py", "for name, tensor in found.items()", 'for name, tensor in found.items() if "w_k" not in name', UPTRAIN),
 ]  # fmt: skip
 
