@@ -62,6 +62,7 @@ HUGGINGFACE = ["tests/test_huggingface.py"]
 REGROUP = ["tests/test_regroup.py"]
 UPTRAIN = ["tests/test_uptrain.py"]
 SAMPLE = ["tests/test_sample.py"]
+HEADPAGE = ["tests/test_headpage.py"]
 PREPARE = ["tests/test_prepare.py"]
 PREPARATION = ["tests/faults/test_preparation.py"]
 SOURCES = ["tests/test_sources.py"]
@@ -371,6 +372,17 @@ MUTANTS = [
     ("all ranks print", "train.py", "silent=not ranks.first", "silent=False", RANKS),
     ("all ranks save", "train.py", "        if not ranks.first:\n            return\n", "", RANKS),
     ("what one rank cannot share is not refused", "runtime/ranks.py", "        if batch_size % self.count:\n", "        if False:\n", RANKS),
+    ("ranks may have settings of their own", "train.py", '    ranks.agree("settings and data", f"{model_config} {config} {dataset.fingerprint}")\n', "", RANKS),
+    ("a lost rank goes unnoticed", "runtime/ranks.py", "            call(argument)\n        except (RuntimeError, ValueError) as error:\n", "            call(argument)\n        except (RuntimeError, ValueError) as error:\n            return\n", RANKS),
+    ("Ctrl-C is not heard", "runtime/runs.py", "for number in (signal.SIGINT, signal.SIGTERM):", "for number in (signal.SIGTERM,):", RANKS),
+    ("the last windows of a shared evaluation are left out", "train.py", "share = math.ceil((stop - start)", "share = math.floor((stop - start)", RANKS),
+    ("cells of a table are markup", "lab/page.py", "<td>{escape(c)}</td>", "<td>{c}</td>", REPORT),
+    ("heads of columns are markup", "lab/page.py", '<button type="button">{escape(key)}', '<button type="button">{key}', REPORT),
+    ("figures of a table are markup", "lab/page.py", '">{escape(c[0])}</td>', '">{c[0]}</td>', REPORT),
+    ("data may end its script", "lab/page.py", '.replace("<", "\\u003c")', "", REPORT),
+    ("a sample of text is markup", "lab/report.py", "<pre>{html.escape(parts[1])}</pre>", "<pre>{parts[1]}</pre>", REPORT),
+    ("text of heads.html is markup", "lab/headpage.py", "<p>{e(m[\"text\"])}</p>", "<p>{m[\"text\"]}</p>", HEADPAGE),
+    ("a script writes markup", "lab/headscript.py", "    if (cell) told.textContent = cell[4]", "    if (cell) told.insertAdjacentHTML('beforeend', cell[4])", HEADPAGE),
     ("regrouped runs keep their old keys", "runtime/regrouping.py", "for name, tensor in found.items()", 'for name, tensor in found.items() if "w_k" not in name', UPTRAIN),
 ]  # fmt: skip
 

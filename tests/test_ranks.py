@@ -92,12 +92,14 @@ def test_a_probe_whose_answers_fall_unevenly_is_weighed_as_by_one_process(tmp_pa
     assert_near(tmp_path / "3", tmp_path / "1")
 
 
-def test_gradients_are_added_up_once_a_step(dataset, tmp_path, monkeypatch):
-    sums = []
+def test_settings_are_compared_first_and_gradients_are_added_up_once_a_step(dataset, tmp_path, monkeypatch):
+    sums, agreed = [], []
+    monkeypatch.setattr(Ranks, "agree", lambda self, what, value: agreed.append(value))
     monkeypatch.setattr(Ranks, "add_up", lambda self, tensors: sums.append(len(tensors)))
     flags = ["--batch_size", "8", "--micro_batch_size", "2", "--max_steps", "5", "--out_dir", str(tmp_path / "run")]
     train.main(["--dataset", dataset, *TINY, *flags])
     assert len(sums) == 5 and sums[0] > 2
+    assert len(agreed) == 2 and "n_head=" in agreed[0] and "learning_rate=" in agreed[0]
 
 
 def test_all_gradients_travel_in_one_message(monkeypatch):
