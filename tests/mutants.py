@@ -379,7 +379,7 @@ MUTANTS = [
     ("cells of a table are markup", "lab/page.py", "<td>{escape(c)}</td>", "<td>{c}</td>", REPORT),
     ("heads of columns are markup", "lab/page.py", '<button type="button">{escape(key)}', '<button type="button">{key}', REPORT),
     ("figures of a table are markup", "lab/page.py", '">{escape(c[0])}</td>', '">{c[0]}</td>', REPORT),
-    ("data may end its script", "lab/page.py", '.replace("<", "\\u003c")', "", REPORT),
+    ("data may end its script", "lab/page.py", '.replace("<", "\\\\u003c")', "", REPORT),
     ("a sample of text is markup", "lab/report.py", "<pre>{html.escape(parts[1])}</pre>", "<pre>{parts[1]}</pre>", REPORT),
     ("text of heads.html is markup", "lab/headpage.py", "<p>{e(m[\"text\"])}</p>", "<p>{m[\"text\"]}</p>", HEADPAGE),
     ("a script writes markup", "lab/headscript.py", "    if (cell) told.textContent = cell[4]", "    if (cell) told.insertAdjacentHTML('beforeend', cell[4])", HEADPAGE),
