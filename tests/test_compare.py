@@ -202,6 +202,19 @@ def test_a_mistake_is_one_sentence_and_nothing_is_touched(sweep, dataset, files,
     assert before == {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
 
 
+def test_a_second_comparison_in_a_folder_is_refused_while_the_first_trains(dataset, files, tmp_path, monkeypatch):
+    line = command(dataset, tmp_path / "runs", *files)[2:]
+
+    def training(self, runs):
+        with pytest.raises(UserError, match=f"another process is training in {tmp_path / 'runs'}"):
+            compare.main(line)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Sweep, "train", training)
+    with pytest.raises(KeyboardInterrupt):
+        compare.main(line)
+
+
 def test_a_run_that_fails_costs_nobody_else_theirs(dataset, files, tmp_path):
     (tmp_path / "wild.toml").write_text("learning_rate = 1e9\n")
     designs = [files[0], str(tmp_path / "wild.toml"), files[2]]

@@ -82,6 +82,8 @@ def test_a_file_that_cannot_take_its_place_is_told_by_the_name_of_the_place(caps
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
         RuntimeError("MPS backend out of memory (MPS allocated: 17.00 GB)"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 16 bytes"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 16 bytes"),  # on Windows
     ],
 )
 def test_running_out_of_memory_says_what_to_lower(capsys, monkeypatch, error):

@@ -313,7 +313,9 @@ def test_what_a_data_set_says_of_a_probe_is_numbers(dataset, tmp_path, probe):
     for split in ("train", "val"):
         (path / f"{split}.bin").symlink_to(f"{dataset}/{split}.bin")
     meta = json.loads(Path(dataset, "meta.json").read_text())
-    for change in ({"probe": probe}, {"splits": meta["splits"] | {"val": meta["splits"]["val"] | {"targets": 0}}}):
+    val = meta["splits"]["val"]
+    many = [{"splits": meta["splits"] | {"val": val | {"targets": count}}} for count in (0, val["tokens"] + 1)]
+    for change in ({"probe": probe}, *many):
         (path / "meta.json").write_text(json.dumps(meta | change))
         with pytest.raises(DataError, match="meta.json is damaged"):
             open_dataset(str(path))

@@ -238,6 +238,18 @@ def test_a_full_disk_names_the_file(tmp_path):
         assert error.value.filename == str(tmp_path / "metrics.jsonl")
 
 
+def test_a_full_disk_while_a_resumed_run_drops_rows_leaves_the_log_as_it_was(tmp_path, monkeypatch):
+    def no_room(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"step": 10}\n{"step": 20}\n')
+    monkeypatch.setattr("runtime.logbook.os.fsync", no_room)
+    with pytest.raises(OSError) as error:
+        open_logbook(tmp_path, start_step=10)
+    assert error.value.filename == str(log) and log.read_text() == '{"step": 10}\n{"step": 20}\n'
+
+
 def wandb_process(folder, mode, **env):
     """Log two rows with wandb in a process of its own; returns what it printed."""
     code = f"""
@@ -271,7 +283,7 @@ def test_wandb_online_without_a_key_is_noted_once_and_harmless(tmp_path):
 
 def test_a_wandb_that_fails_later_is_noted_once_and_harmless(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
-        raise ConnectionError("the network is gone")
+        raise RuntimeError("the network is gone")  # the library's own errors are none of the system's
 
     run = SimpleNamespace(define_metric=lambda name, step_metric: None, log=fail, finish=fail, dir="a/b")
     fake = SimpleNamespace(Settings=dict, init=lambda **kwargs: run)
@@ -310,6 +322,8 @@ def test_a_resumed_run_is_another_of_wandbs_runs_whose_charts_go_by_our_steps(tm
         book.close()
     assert sent == [10, 20, 30, 40] and metrics == [("*", "step")] * 2
     assert [kwargs["group"] for kwargs in begun] == [tmp_path.name] * 2
+    limits = [kwargs["settings"][f"{when}_timeout"] for kwargs in begun for when in ("init", "finish")]
+    assert limits == [runtime.logbook.WANDB_SECONDS] * 4
     assert not any({"id", "resume"} & kwargs.keys() for kwargs in begun)
     assert [row["step"] for row in rows(tmp_path)] == [10, 20, 30, 40]
 

@@ -93,12 +93,30 @@ def test_a_probe_whose_answers_fall_unevenly_is_weighed_as_by_one_process(tmp_pa
     assert_near(tmp_path / "3", tmp_path / "1")
 
 
-def test_gradients_are_added_up_once_a_step(dataset, tmp_path, monkeypatch):
-    sums = []
+def test_settings_are_compared_first_and_gradients_are_added_up_once_a_step(dataset, tmp_path, monkeypatch):
+    sums, agreed = [], []
+    monkeypatch.setattr(Ranks, "agree", lambda self, what, value: agreed.append(value))
     monkeypatch.setattr(Ranks, "add_up", lambda self, tensors: sums.append(len(tensors)))
     flags = ["--batch_size", "8", "--micro_batch_size", "2", "--max_steps", "5", "--out_dir", str(tmp_path / "run")]
     train.main(["--dataset", dataset, *TINY, *flags])
     assert len(sums) == 5 and sums[0] > 2
+    assert len(agreed) == 2 and "n_head=" in agreed[0] and "learning_rate=" in agreed[0]
+
+
+def test_all_gradients_travel_in_one_message(monkeypatch):
+    one, sent, tensors = Ranks(), [], [torch.ones(2, 3), torch.ones(4)]
+    one.count = 2
+    monkeypatch.setattr(ranks.dist, "all_reduce", lambda tensor: sent.append(tensor.numel()) or tensor.mul_(2))
+    one.add_up(tensors)
+    assert sent == [10] and [tensor.unique().tolist() for tensor in tensors] == [[2], [2]]
+
+
+def test_a_rank_that_is_not_the_first_writes_and_says_nothing(dataset, tmp_path, monkeypatch, capfd):
+    made = Ranks.__init__
+    monkeypatch.setattr(Ranks, "__init__", lambda self: made(self) or setattr(self, "first", False))
+    flags = [*SAME, "--max_steps", "3", "--save_interval", "1", "--out_dir", str(tmp_path / "run")]
+    assert train.main(["--dataset", dataset, *TINY, *flags]) == 0
+    assert not (tmp_path / "run").exists() and capfd.readouterr() == ("", "")
 
 
 def test_every_rank_takes_rows_of_its_own_and_together_all(monkeypatch):

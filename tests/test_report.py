@@ -407,6 +407,7 @@ def test_awkward_text_is_shown_and_nothing_else(tmp_path):
     table = report.to_markdown(results, {}).split("## All figures\n\n")[1].split("\n\n")[0].splitlines()
     columns = [len(re.findall(r"(?<!\\)\|", line)) for line in table]
     assert len(set(columns)) == 1 and "<b>" not in "".join(table)
+    assert "<b>" not in report.table([{name: name, "a figure": (name, 1.0)}])
 
 
 def test_terminal_tables_fit_100_columns_and_ascii(tmp_path):

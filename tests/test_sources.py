@@ -153,10 +153,11 @@ def test_a_hub_whose_address_is_looked_up_for_long_is_given_up_as_well(monkeypat
     """No timeout of the library's holds for that."""
     monkeypatch.setattr(sources, "HUB_SECONDS", 0.2)
     monkeypatch.setattr(hub.HfApi, "dataset_info", lambda *args, **options: time.sleep(5))
-    begun = time.monotonic()
+    others, begun = threading.enumerate(), time.monotonic()
     with pytest.raises(ConnectionError, match="did not answer .nothing in 0.2 seconds"):
         sources.ask_hub("own/rows")
     assert time.monotonic() - begun < 4
+    assert all(one.daemon for one in threading.enumerate() if one not in others)  # or the command's end waits for it
 
 
 @pytest.mark.usefixtures("handlers_come_back")

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import struct
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -121,6 +122,11 @@ def test_reading_does_not_make_the_process_grow(tmp_path):
     for start in range(0, len(tokens), 100_000):
         tokens.read(start, 100_000)
     assert resident() - before < 5_000_000
+    tracemalloc.start()  # reading it whole gives its memory back
+    assert tokens.sha256() == writer.sha256 and tokens.max_id() == 0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000
 
 
 def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
