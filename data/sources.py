@@ -22,7 +22,7 @@ from data.tokenfile import DataError, first_line
 
 CACHE = Path(__file__).resolve().parent / ".cache"
 PIECE = 1 << 20  # bytes or characters in a piece
-HUB_SECONDS = 15  # to answer whether it has a data set
+HUB_SECONDS = 12  # to answer whether it has a data set, and so long until it is asked once more
 TEXT, ROWS = (".txt", ".md"), (".jsonl", ".parquet")
 HUB_KINDS = ("parquet", "json", "csv", "text", "arrow")  # the readers of `datasets` that are used
 
@@ -257,44 +257,68 @@ def ask_hub(name: str) -> None:
     """DataError if the hub has no such data set, ConnectionError if it does not answer within HUB_SECONDS."""
     import huggingface_hub
 
-    answer: list[Exception | None] = []
-
-    def ask() -> None:
-        try:
-            huggingface_hub.HfApi().dataset_info(name, timeout=HUB_SECONDS)
-            answer.append(None)
-        except Exception as error:  # whatever the library's network layer raises
-            answer.append(error)
-
-    # On a thread, since its timeout holds for each of the hub's addresses by itself, and for none in looking them up.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
+    asking = Asking(lambda: huggingface_hub.HfApi().dataset_info(name, timeout=HUB_SECONDS))
     asking.join(HUB_SECONDS)
-    error = answer[0] if answer else TimeoutError(f"nothing in {HUB_SECONDS} seconds")
+    error = TimeoutError(f"nothing in {HUB_SECONDS} seconds") if asking.is_alive() else asking.error
     if isinstance(error, huggingface_hub.errors.RepositoryNotFoundError):
         raise DataError(f"the hub has no data set {name} that you may read: check its name")
     if error:
         raise ConnectionError(f"the hub did not answer ({first_line(error)}): connect, or use --files")
 
 
+class Asking(threading.Thread):
+    """A call to the hub that nobody has to wait for, begun at once.
+
+    The libraries' time-outs hold for each of the hub's addresses by itself, and not for all that they do.
+    """
+
+    def __init__(self, call: Callable[[], Any]):
+        super().__init__(daemon=True)
+        self.call, self.result = call, None
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self.call()
+        except Exception as error:  # whatever their network layer raises
+            self.error = error
+
+
 def hub_rows(name: str, subset: str | None, split: str) -> Iterator[dict[str, Any]]:
-    """Rows that `datasets` streams; whatever it raises becomes one sentence.
+    """Rows that `datasets` streams; whatever it raises becomes one sentence, and so does a hub that is gone by then.
 
     Releases of it from 4.0 on run no script of a data set. Its readers for what is not text are left out as well: one
     of them (webdataset) opens PyTorch's files, which are pickles.
     """
     import datasets
+    import httpx
+    import huggingface_hub
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    try:
+    huggingface_hub.logging.set_verbosity_error()  # each of its retries would be told
+    # A hub that falls silent half way is waited for a minute and a half by huggingface_hub, and 20 times that by this:
+    datasets.config.STREAMING_READ_MAX_RETRIES = datasets.config.STREAMING_OPEN_MAX_RETRIES = 1
+
+    def batches() -> Iterator[dict[str, list[Any]]]:
         builder = datasets.load_dataset_builder(name, subset)
         if (kind := type(builder).__module__.rpartition(".")[2]) not in HUB_KINDS:
             raise DataError(f"{name} is kept as {kind}: take a data set of {', '.join(HUB_KINDS)} files")
-        rows = builder.as_streaming_dataset(split=split)
-        for batch in rows.iter(batch_size=64):  # seven times as fast as row by row
+        yield from builder.as_streaming_dataset(split=split).iter(batch_size=64)  # seven times as fast as row by row
+
+    read = batches()
+    first = Asking(lambda: next(read, {}))
+    while first.is_alive():
+        first.join(HUB_SECONDS)
+        if first.is_alive() and not Path(name).is_dir():
+            ask_hub(name)  # slow, or gone?
+    try:
+        if first.error:
+            raise first.error
+        for batch in itertools.chain([first.result], read):
             yield from (dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True))
     except DataError:
         raise
     except Exception as error:  # of any of its readers
-        fault = ConnectionError if isinstance(error, ConnectionError) else DataError
+        fault = ConnectionError if isinstance(error, ConnectionError | httpx.TransportError) else DataError
         raise fault(f"{name} ({split}) cannot be read: {first_line(error)}") from None

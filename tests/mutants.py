@@ -252,6 +252,7 @@ MUTANTS = [
      LAUNCHER),
     ("a job that Slurm lost is begun anew by it", "lab/launcher.py", '"no-requeue": True', '"requeue": True', LAUNCHER),
     ("a job is told to save when its time is up", "lab/launcher.py", 'f"TERM@{save_seconds}"', '"TERM@0"', LAUNCHER),
+    ("a hub that is gone after its first answer is waited for", "data/sources.py", "            ask_hub(name)  # slow, or gone?", "            pass", SOURCES),
     ("the hub is waited for as long as it likes", "data/sources.py", "asking.join(HUB_SECONDS)", "asking.join(40)", SOURCES),
     ("a read-only disk is told in the system's words", "runtime/errors.py", '    errno.EROFS: "the disk is read-only; choose another folder",\n', "", DISK),
     ("a file too long is told in the system's words", "runtime/errors.py",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import prepare
-from data import open_dataset, sources
+from data import DataError, open_dataset, sources
 
 hub = pytest.importorskip("huggingface_hub")
 ROOT = Path(prepare.__file__).parent
@@ -158,6 +158,28 @@ def test_a_hub_whose_address_is_looked_up_for_long_is_given_up_as_well(monkeypat
         sources.ask_hub("own/rows")
     assert time.monotonic() - begun < 4
     assert all(one.daemon for one in threading.enumerate() if one not in others)  # or the command's end waits for it
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_hub_that_is_slow_to_begin_is_waited_for_as_long_as_it_answers(monkeypatch, gone):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def ask(name):
+        asked.append(name)
+        if gone:
+            raise ConnectionError("the hub did not answer")
+
+    def slow(*_):
+        time.sleep(0.5)
+        raise ValueError("no data")
+
+    monkeypatch.setattr(sources, "HUB_SECONDS", 0.1)
+    monkeypatch.setattr(sources, "ask_hub", ask)
+    monkeypatch.setattr(datasets, "load_dataset_builder", slow)
+    with pytest.raises(ConnectionError if gone else DataError, match="did not answer" if gone else "no data"):
+        next(sources.hub_rows("own/rows", None, "train"))
+    assert asked == ["own/rows"] if gone else len(asked) > 1
 
 
 @pytest.mark.usefixtures("handlers_come_back")
