@@ -292,7 +292,6 @@ def hub_rows(name: str, subset: str | None, split: str) -> Iterator[dict[str, An
     of them (webdataset) opens PyTorch's files, which are pickles.
     """
     import datasets
-    import httpx
     import huggingface_hub
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
@@ -320,5 +319,6 @@ def hub_rows(name: str, subset: str | None, split: str) -> Iterator[dict[str, An
     except DataError:
         raise
     except Exception as error:  # of any of its readers
-        fault = ConnectionError if isinstance(error, ConnectionError | httpx.TransportError) else DataError
+        lost = isinstance(error, ConnectionError) or type(error).__module__.startswith("httpx")  # or httpx2
+        fault = ConnectionError if lost else DataError
         raise fault(f"{name} ({split}) cannot be read: {first_line(error)}") from None
