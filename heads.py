@@ -48,6 +48,7 @@ class HeadsConfig:
     eval_tokens: int | None = None  # tokens that ablations are measured on; unset = 8,192, of a probe all
     out_dir: str | None = None  # folder for heads.html and heads.json; unset = the run's
     device: str = "auto"  # auto, cpu, cuda, cuda:1 or mps
+    threads: int | None = None  # of a CPU; unset = one for each core; 1 where other programs keep these busy
 
     def __post_init__(self) -> None:
         for name in ("run", "text", "out_dir"):
@@ -55,6 +56,8 @@ class HeadsConfig:
                 raise ValueError(f"{name} is empty; give one or leave it out")
         if self.text and self.text_file is not None:
             raise ValueError("--text and --text_file both give a text: leave one of them out")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise ValueError(f"threads must be from 1 to 1024, not {self.threads}")
         if self.eval_tokens is not None and not 2 <= self.eval_tokens < 2**31:
             raise ValueError(f"eval_tokens must be at least 2 and below 2^31, not {self.eval_tokens}")
 
@@ -95,6 +98,8 @@ def main(argv: list[str]) -> None:
         out_dir.mkdir(parents=True, exist_ok=True)  # before the long part, should it not be possible
     if out_dir.exists() and not os.access(out_dir, os.W_OK):
         raise UserError(f"{out_dir} cannot be written to: give another folder with --out_dir")
+    if config.threads:
+        torch.set_num_threads(config.threads)
     console, studied = Console(stderr=True), []
     for name in names:
         model, tokenizer, meta = load_model(name, config.checkpoint, device)
@@ -103,6 +108,8 @@ def main(argv: list[str]) -> None:
         if text is not None and len(ids) < (whole := len(encode(text, "text", tokenizer))):
             cut = f"the maps show the first {len(ids):,} of the text's {whole:,} tokens: its context is no longer"
             print(plain(f"{name}: {cut}"), file=sys.stderr)
+        if not console.is_interactive:
+            print(plain(f"{name}: looking at its heads, which takes a minute or more"), file=sys.stderr)
         with console.status("looking") as status:
 
             def tell(share: float, what: str, name: str = name) -> None:

@@ -1,7 +1,6 @@
 """Train a model on after its K/V heads were made fewer: what does that give back, and how soon?"""
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from runtime.errors import EnvironmentFault, UserError
 from runtime.evaluate import evaluate
 from runtime.logbook import clock_time
 from runtime.regrouping import check_regroup, regrouped
-from runtime.runs import TrainConfig, check_data, open_or_prepare, write_whole
+from runtime.runs import TrainConfig, check_data, exit_on_signals, hold, open_or_prepare, write_whole
 from runtime.settings import build, to_toml
 
 TRAIN = Path(__file__).resolve().parent / "train.py"
@@ -84,8 +83,9 @@ def train(folder: Path, file: Path, *flags: str) -> None:
     with open(folder.with_suffix(".txt"), "x", encoding="utf-8") as output:
         command = [sys.executable, str(TRAIN), *words]
         # In a session of its own it hears of a Ctrl-C from us alone, and has the time to save.
-        with subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                              start_new_session=True) as process:  # fmt: skip
+        with exit_on_signals(), subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+        ) as process:
             try:
                 status = process.wait()
             except BaseException:
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> None:
         for how in config.how:
             check_regroup(old, n_kv_head, how, config.run)
     out.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a training under way is ended with us
+    lock = hold(out)
     steps = sorted({max(1, round(share * meta["step"])) for share in config.shares})
     if len(steps) < len(config.shares):
         numbers = ", ".join(map(str, steps))
@@ -177,6 +177,7 @@ def main(argv: list[str]) -> None:
     write_whole(out / "uptrain.svg", picture(curves))
     show(curves, steps, meta["step"])
     print(f"written: {out / 'uptrain.json'}, {out / 'uptrain.svg'}")
+    lock.close()
 
 
 def plural(steps: int) -> str:

@@ -24,7 +24,7 @@ class Windows:
         if len(tokens) <= block_size:
             raise DataError(
                 f"{tokens.path} has {len(tokens):,} tokens and block_size {block_size:,} needs at least "
-                f"{block_size + 1:,}: prepare a longer text or lower block_size"
+                f"{block_size + 1:,}: prepare a longer text (of few documents, one file) or lower block_size"
             )
         self.tokens, self.block_size, self.batch_size, self.seed = tokens, block_size, batch_size, seed
         self.whole = max(1, (len(tokens) - block_size) // block_size)  # fit in at every offset

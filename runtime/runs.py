@@ -1,5 +1,6 @@
 """A run's folder and settings: a new run, one that goes on, one that begins with another's weights."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -8,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -151,7 +152,8 @@ def has_data(name: str) -> bool:
 def open_or_prepare(name: str) -> Dataset:
     """The prepared data set; the default one and the probes are prepared if they are not there yet."""
     if brings_itself(name) and not has_data(name):
-        status = subprocess.run([sys.executable, str(Path(__file__).parent.parent / "prepare.py"), name]).returncode
+        with exit_on_signals():
+            status = subprocess.run([sys.executable, str(Path(__file__).parent.parent / "prepare.py"), name]).returncode
         if status:
             raise SystemExit(status)  # it has said why
     return open_dataset(name)
@@ -294,6 +296,21 @@ def python() -> str:
     """The interpreter as a person would call it here."""
     here = os.path.relpath(sys.executable) if sys.prefix != sys.base_prefix else "python"
     return "python" if here.startswith("..") else here
+
+
+@contextlib.contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Inside, SIGTERM and a closed terminal raise SystemExit, so that a process begun there is ended as well."""
+    numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+    former = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in former.items():
+        if handler != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 class StopSignal:

@@ -390,6 +390,9 @@ MUTANTS = [
     ("a sample of text is markup", "lab/report.py", "<pre>{html.escape(parts[1])}</pre>", "<pre>{parts[1]}</pre>", REPORT),
     ("text of heads.html is markup", "lab/headpage.py", "<p>{e(m[\"text\"])}</p>", "<p>{m[\"text\"]}</p>", HEADPAGE),
     ("a script writes markup", "lab/headscript.py", "    if (cell) told.textContent = cell[4]", "    if (cell) told.insertAdjacentHTML('beforeend', cell[4])", HEADPAGE),
+    ("a closed terminal does not reach a curve's training", "runtime/runs.py", 'numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}', "numbers = {signal.SIGTERM}", UPTRAIN),
+    ("a preparation goes on when its training was stopped", "runtime/runs.py", "        with exit_on_signals():\n", "        if True:\n", TRAIN),
+    ("two curves share a folder", "uptrain.py", "lock = hold(out)", 'lock = open(out / "lock", "w")', UPTRAIN),
     ("regrouped runs keep their old keys", "runtime/regrouping.py", "for name, tensor in found.items()", 'for name, tensor in found.items() if "w_k" not in name', UPTRAIN),
 ]  # fmt: skip
 

@@ -436,8 +436,12 @@ def runs(tmp_path_factory, dataset):
 
 @pytest.mark.usefixtures("handlers_come_back")
 def test_heads_writes_a_page_and_its_figures(runs, capsys):
-    heads.main([str(runs / "mha"), "--eval_tokens", "500"])
-    printed = capsys.readouterr().out
+    threads = torch.get_num_threads()
+    heads.main([str(runs / "mha"), "--eval_tokens", "500", "--threads", str(threads + 1)])
+    assert torch.get_num_threads() == threads + 1
+    torch.set_num_threads(threads)
+    printed, said = capsys.readouterr()
+    assert "looking at its heads" in said
     assert "heads.html" in printed and "chance" in printed and "nats a token (480 tokens in" in printed
     saved = json.loads((runs / "mha" / "heads.json").read_text())
     (run,) = saved["runs"]
@@ -533,6 +537,7 @@ def test_a_narrow_terminal_does_not_squeeze_the_table(runs, tmp_path, capsys, mo
         (["nothing"], "no run in"),
         (["mha", "--text", "ab", "--text_file", "x"], "leave one of them out"),
         (["mha", "--eval_tokens", "1"], "eval_tokens must be at least 2"),
+        (["mha", "--threads", "0"], "threads must be from 1 to 1024"),
     ],
 )
 def test_a_mistake_is_one_sentence(runs, words, told):

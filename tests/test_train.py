@@ -20,6 +20,7 @@ import train
 from data import open_dataset
 from data.loader import Windows
 from model import GPT, ModelConfig
+from runtime import runs
 from runtime.checkpoint import read_meta, write_meta
 from runtime.errors import EnvironmentFault, UserError
 from runtime.settings import build
@@ -184,6 +185,15 @@ def test_a_closed_terminal_stops_a_run_and_nohup_does_not(ignored):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == ((0, "to whom?\n") if ignored else (signal.SIGHUP, ""))
+
+
+def test_a_stop_while_data_are_prepared_ends_that_too(monkeypatch):
+    """subprocess.run ends what it began where an exception leaves it."""
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it would have died, and what it began lived on"))
+    monkeypatch.setattr(runs, "has_data", lambda name: False)
+    monkeypatch.setattr(runs.subprocess, "run", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        runs.open_or_prepare("shakespeare")
 
 
 def test_sigterm_sent_twice_is_meant_once():

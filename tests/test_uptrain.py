@@ -1,6 +1,7 @@
 """Regrouped runs, and what training them on gives back."""
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ import convert
 import train
 import uptrain
 from runtime.checkpoint import load_model
+from runtime.runs import hold
 
 pytestmark = pytest.mark.usefixtures("handlers_come_back")
 
@@ -116,7 +118,8 @@ def test_token_files_that_changed_are_refused(parent, dataset, tmp_path, command
     assert not (tmp_path / "up").exists()
 
 
-def test_a_stop_reaches_the_training_which_has_the_time_to_save(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_reaches_the_training_which_has_the_time_to_save(tmp_path, monkeypatch, number):
     script = tmp_path / "slow.py"
     script.write_text(
         "import signal, sys, time\n"
@@ -131,13 +134,24 @@ def test_a_stop_reaches_the_training_which_has_the_time_to_save(tmp_path, monkey
         if "begun" not in output.read_text():  # not yet: look again
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             return
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), number)
 
-    before = signal.signal(signal.SIGALRM, interrupt)
+    before = [(n, signal.getsignal(n)) for n in (signal.SIGALRM, signal.SIGHUP, signal.SIGINT)]
+    for n, handler in ((signal.SIGALRM, interrupt), (signal.SIGHUP, signal.SIG_DFL)):
+        signal.signal(n, handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
             uptrain.train(tmp_path / "out" / "run", tmp_path / "more.toml")
     finally:
-        signal.signal(signal.SIGALRM, before)
+        for n, handler in before:
+            signal.signal(n, handler)
     assert output.read_text() == "begun\nsaved\n"
+
+
+def test_a_second_curve_in_a_folder_is_refused(parent, tmp_path, command):
+    (tmp_path / "up").mkdir()
+    with hold(tmp_path / "up"):
+        status, _, err = command(uptrain, parent, "--out_dir", tmp_path / "up")
+    assert status == 2 and "another process is training in" in err and err.count("\n") == 1
