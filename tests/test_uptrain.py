@@ -136,17 +136,16 @@ def test_a_stop_reaches_the_training_which_has_the_time_to_save(tmp_path, monkey
             return
         os.kill(os.getpid(), number)
 
-    before = [(n, signal.getsignal(n)) for n in (signal.SIGALRM, signal.SIGHUP, signal.SIGINT)]
-    for n, handler in ((signal.SIGALRM, interrupt), (signal.SIGHUP, signal.SIG_DFL)):
-        signal.signal(n, handler)
+    before = signal.signal(signal.SIGALRM, interrupt)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, lambda *_: pytest.fail("it would have died, and the training gone on"))
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
         with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
             uptrain.train(tmp_path / "out" / "run", tmp_path / "more.toml")
     finally:
-        for n, handler in before:
-            signal.signal(n, handler)
+        signal.signal(signal.SIGALRM, before)
     assert output.read_text() == "begun\nsaved\n"
 
 
