@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.tokenfile import DataError, TokenFile, first_line
+from data.tokenfile import DataError, TokenFile, first_line, read_whole
 from data.tokenizer import Tokenizer
 
 __all__ = ["DataError", "Dataset", "dataset_path", "fingerprint", "open_dataset", "open_tokenizer"]
@@ -80,7 +80,7 @@ def open_dataset(name: str) -> Dataset:
             "text of yours"
         )
     try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        meta = json.loads(read_whole(path / "meta.json"))
         if meta["format"] != FORMAT:
             raise DataError(f"it has format {meta['format']!r:.50} where {FORMAT} is read: prepare it again")
         tokenizer = Tokenizer.from_meta(meta["tokenizer"])
@@ -108,7 +108,7 @@ def open_tokenizer(name: str) -> Tokenizer:
     if not saved.is_file():
         return open_dataset(name).tokenizer
     try:
-        return Tokenizer.from_meta(json.loads(saved.read_text(encoding="utf-8"))["tokenizer"])
+        return Tokenizer.from_meta(json.loads(read_whole(saved))["tokenizer"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         told = f"{type(error).__name__}: {first_line(error)}"
         raise DataError(f"{saved} is damaged ({told}): name another run or a data set") from None

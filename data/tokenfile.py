@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import stat
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 MAGIC, VERSION = b"manyhead", 1
 HEADER = struct.Struct("<8sIIQ")  # magic, version, bytes an id, number of ids
+MOST_BYTES = 100_000_000  # of a JSON file: ten times what the largest tokenizers take
 DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
@@ -23,6 +25,16 @@ class DataError(ValueError):
 def first_line(error: Exception) -> str:
     """What an error says, in at most 200 characters: some quote the whole file that they are about."""
     return str(error).strip().split("\n")[0][:200] or type(error).__name__
+
+
+def read_whole(path: Path) -> str:
+    """The text of a file that is read at once; ValueError for one that would fill the memory or keep us waiting."""
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):
+        raise ValueError("it is no file, but a pipe, a device or a folder")
+    if info.st_size > MOST_BYTES:
+        raise ValueError(f"it has {info.st_size:,} bytes, and at most {MOST_BYTES:,} are read")
+    return path.read_text(encoding="utf-8")
 
 
 class TokenWriter:

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from data.tokenfile import first_line
+from data.tokenfile import first_line, read_whole
 from data.tokenizer import Tokenizer
 from model import GPT, ModelConfig
 from runtime.errors import EnvironmentFault, UserError
@@ -120,7 +120,7 @@ def has_saved(run: Path) -> bool:
 def read_meta(folder: Path) -> dict[str, Any]:
     """What meta.json of a checkpoint says; UserError if it is damaged or of another format."""
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = json.loads(read_whole(folder / "meta.json"))
         if meta["format"] != FORMAT:
             raise UserError(f"the checkpoint has format {meta['format']!r:.50} and this version reads {FORMAT}")
         for key in ("model", "train", "tokenizer", "dataset", "sha256"):

@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from data.tokenfile import first_line
+from data.tokenfile import first_line, read_whole
 from data.tokenizer import (
     END_OF_TEXT,
     BpeTokenizer,
@@ -271,10 +271,8 @@ def fetched(name: str) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; UserError if there is none."""
-    if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device fill the memory
-        raise UserError(f"{path} is no file, but a pipe, a device or a folder; name another folder")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_whole(path))
     except FileNotFoundError:
         raise UserError(f"{path} is not there; name a folder that save_pretrained of transformers wrote") from None
     except (ValueError, RecursionError) as error:
@@ -462,7 +460,7 @@ def read_tokenizer(path: Path, end_id: int | None) -> Tokenizer:
     if not path.is_file():
         raise UserError(f"{path} is not there: load the tokenizer with transformers and save it with save_pretrained")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_whole(path)
         return same_as_ours(text, end_id) or HfTokenizer(text, end_id)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be used here ({first_line(error)})") from None

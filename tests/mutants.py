@@ -189,6 +189,7 @@ MUTANTS = [
     ("memory is taken before the weights are compared", "runtime/checkpoint.py",
      "    check_sizes(config, tensors, folder)\n", "", HOSTILE),
     ("readers of pickles are used", "data/sources.py", "not in HUB_KINDS", "in ()", HOSTILE),
+    ("a JSON file is read whatever its size", "data/tokenfile.py", "if info.st_size > MOST_BYTES:", "if info.st_size > MOST_BYTES and 1 / 0:", HOSTILE),
     ("a checksum is not compared", "runtime/checkpoint.py",
      "hashlib.sha256(content).hexdigest() != meta", "False and meta", CHECKPOINT),
     ("a damaged meta is read", "runtime/checkpoint.py", 'if meta["sha256"].get("meta.json") not in', 'if False and meta not in', DAMAGE),

@@ -176,8 +176,24 @@ def test_a_pipe_and_a_device_are_refused_and_not_read(run, dataset, tmp_path):
         for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
             path.unlink()
             make(path)
-            with pytest.raises((UserError, DataError), match=f"{path.name} is no file"):
+            with pytest.raises((UserError, DataError), match=f"{path.name} (is not JSON .it )?is no file"):
                 read()
+
+
+def test_a_json_file_that_would_fill_the_memory_is_not_read(run, dataset, tmp_path):
+    """Of 20 GB without contents on the disk."""
+    exported, copied = tmp_path / "hf", tmp_path / "set"
+    write_folder(str(run), exported, "last")
+    shutil.copytree(dataset, copied)
+    readers = {
+        run / "last" / "meta.json": lambda: load_model(run),
+        copied / "meta.json": lambda: open_dataset(str(copied)),
+        exported / "config.json": lambda: read_folder(str(exported), tmp_path / "new"),
+    }
+    for path, read in readers.items():
+        os.truncate(path, 20_000_000_000)
+        with pytest.raises((UserError, DataError), match=f"{path.name} .*has 20,000,000,000 bytes"):
+            read()
 
 
 METAS = [
