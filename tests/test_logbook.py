@@ -247,7 +247,7 @@ def test_a_full_disk_while_a_resumed_run_drops_rows_leaves_the_log_as_it_was(tmp
     monkeypatch.setattr("runtime.logbook.os.fsync", no_room)
     with pytest.raises(OSError) as error:
         open_logbook(tmp_path, start_step=10)
-    assert error.value.filename == str(log) and log.read_text() == '{"step": 10}\n{"step": 20}\n'
+    assert error.value.filename == f"{log}.tmp" and log.read_text() == '{"step": 10}\n{"step": 20}\n'
 
 
 def wandb_process(folder, mode, **env):
