@@ -104,7 +104,7 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Path:
     if (run / "meta.json").is_file():
         raise UserError(f"{run} is a checkpoint: give the folder of its run, {run.resolve().parent}")
     if (run / "best" / "meta.json").is_file():
-        raise UserError(f"{run} has lost last/meta.json and has its best checkpoint: begin with it, --init_from {run}")
+        raise UserError(f"{run} has no last/meta.json but its best checkpoint: begin with it, --init_from {run}")
     why = "the run stopped before its first save: begin it anew with train.py --overwrite"
     raise UserError(
         f"{run} holds no checkpoint (no {which}/meta.json): "

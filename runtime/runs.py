@@ -7,12 +7,13 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from torch import Tensor
 
@@ -303,14 +304,21 @@ def exit_on_signals() -> Iterator[None]:
     """Inside, SIGTERM and a closed terminal raise SystemExit, so that a process begun there is ended as well."""
     numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
     former = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in former.items():
-        if handler != signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    former = {number: handler for number, handler in former.items() if handler not in (signal.SIG_IGN, None)}
+    for number in former:  # not those ignored, as nohup has it, or handled by a library in C
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def is_file(stream: TextIO) -> bool:
+    """Whether a stream leads to a file of the disk, not to a terminal, a pipe or nowhere."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    return False
 
 
 class StopSignal:
@@ -330,4 +338,5 @@ class StopSignal:
         self.number = self.number or number
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if number == getattr(signal, "SIGHUP", None):
-            drop_output(sys.stdout, sys.stderr)  # what is said to a terminal that is gone would fail, before the save
+            # What is said to a terminal that is gone would fail, before the save; a file is still there.
+            drop_output(*(s for s in (sys.stdout, sys.stderr) if not is_file(s)))

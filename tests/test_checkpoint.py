@@ -33,7 +33,7 @@ def test_who_has_lost_the_last_checkpoint_is_not_told_to_remove_the_best(tmp_pat
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "meta.json").touch()
     (tmp_path / "settings.toml").touch()
-    with pytest.raises(UserError, match="has its best checkpoint: begin with it, --init_from"):
+    with pytest.raises(UserError, match="no last/meta.json but its best checkpoint: begin with it, --init_from"):
         find_checkpoint(tmp_path)
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -185,6 +186,16 @@ def test_a_closed_terminal_stops_a_run_and_nohup_does_not(ignored):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == ((0, "to whom?\n") if ignored else (signal.SIGHUP, ""))
+    with tempfile.TemporaryFile() as log:  # outlives the terminal, and is told where to go on
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=log)
+        log.seek(0)
+        assert log.read() == b"to whom?\n"
+
+
+def test_a_handler_that_a_library_in_c_put_there_is_left(monkeypatch):
+    monkeypatch.setattr(runs.signal, "getsignal", lambda number: None)
+    with runs.exit_on_signals():
+        pass
 
 
 def test_a_stop_while_data_are_prepared_ends_that_too(monkeypatch):
