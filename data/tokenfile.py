@@ -14,7 +14,7 @@ import numpy as np
 
 MAGIC, VERSION = b"manyhead", 1
 HEADER = struct.Struct("<8sIIQ")  # magic, version, bytes an id, number of ids
-MOST_BYTES = 100_000_000  # of a JSON file: ten times what the largest tokenizers take
+MOST_BYTES = 100_000_000  # of a JSON file, which is read at once
 DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 

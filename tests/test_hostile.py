@@ -162,37 +162,35 @@ def test_no_link_in_a_strangers_run_leads_a_write_out_of_it(dataset, tmp_path, c
     assert mine.read_bytes() == b""
 
 
-def test_a_pipe_and_a_device_are_refused_and_not_read(run, dataset, tmp_path):
-    """To read them never ends."""
+def strange(run, dataset, tmp_path):
+    """Folders whose files a test may replace, a run's, a data set's and one of transformers', and what reads each."""
     exported, copied = tmp_path / "hf", tmp_path / "set"
     write_folder(str(run), exported, "last")
     shutil.copytree(dataset, copied)
-    readers = {
-        run / "last" / "model.safetensors": lambda: load_model(run),
-        copied / "train.bin": lambda: open_dataset(str(copied)),
-        exported / "config.json": lambda: read_folder(str(exported), tmp_path / "new"),
+    return {
+        run / "last": lambda: load_model(run),
+        copied: lambda: open_dataset(str(copied)),
+        exported: lambda: read_folder(str(exported), tmp_path / "new"),
     }
-    for path, read in readers.items():
+
+
+def test_a_pipe_and_a_device_are_refused_and_not_read(run, dataset, tmp_path):
+    """To read them never ends."""
+    names = ("model.safetensors", "train.bin", "config.json")
+    for (folder, read), name in zip(strange(run, dataset, tmp_path).items(), names, strict=True):
         for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
-            path.unlink()
-            make(path)
-            with pytest.raises((UserError, DataError), match=f"{path.name} (is not JSON .it )?is no file"):
+            (folder / name).unlink()
+            make(folder / name)
+            with pytest.raises((UserError, DataError), match=f"{name} (is not JSON .it )?is no file"):
                 read()
 
 
 def test_a_json_file_that_would_fill_the_memory_is_not_read(run, dataset, tmp_path):
     """Of 20 GB without contents on the disk."""
-    exported, copied = tmp_path / "hf", tmp_path / "set"
-    write_folder(str(run), exported, "last")
-    shutil.copytree(dataset, copied)
-    readers = {
-        run / "last" / "meta.json": lambda: load_model(run),
-        copied / "meta.json": lambda: open_dataset(str(copied)),
-        exported / "config.json": lambda: read_folder(str(exported), tmp_path / "new"),
-    }
-    for path, read in readers.items():
-        os.truncate(path, 20_000_000_000)
-        with pytest.raises((UserError, DataError), match=f"{path.name} .*has 20,000,000,000 bytes"):
+    names = ("meta.json", "meta.json", "config.json")
+    for (folder, read), name in zip(strange(run, dataset, tmp_path).items(), names, strict=True):
+        os.truncate(folder / name, 20_000_000_000)
+        with pytest.raises((UserError, DataError), match=f"{name} .*has 20,000,000,000 bytes"):
             read()
 
 
