@@ -109,7 +109,7 @@ def main(argv: list[str]) -> None:
             cut = f"the maps show the first {len(ids):,} of the text's {whole:,} tokens: its context is no longer"
             print(plain(f"{name}: {cut}"), file=sys.stderr)
         if not console.is_interactive:
-            print(plain(f"{name}: looking at its heads, which takes a minute or more"), file=sys.stderr)
+            print(plain(f"{name}: looking at its heads"), file=sys.stderr)
         with console.status("looking") as status:
 
             def tell(share: float, what: str, name: str = name) -> None:
